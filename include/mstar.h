@@ -1,0 +1,12 @@
+/* mstar.h - everything: the ragged attention wrappers, the ops, the model layer. */
+#ifndef MSTAR_H
+#define MSTAR_H
+
+#include "mstar/attention.h"
+#include "mstar/base.h"
+#include "mstar/device.h"
+#include "mstar/model.h"
+#include "mstar/ops.h"
+#include "mstar/tensor.h"
+
+#endif

@@ -1,0 +1,127 @@
+/*
+ * mstar/device.h - devices, streams, events, buffers, and threads.
+ *
+ * Devices are named: "cpu" (always there), "cuda:0" (MSTAR_DEVICE_UNAVAILABLE with the reason where
+ * there is none). On the CPU a stream runs its work on the calling thread and the device's pool
+ * before the call returns; on a GPU work is queued. Code written for streams is right on both.
+ */
+#ifndef MSTAR_DEVICE_H
+#define MSTAR_DEVICE_H
+
+#include "mstar/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mstar_device mstar_device;
+typedef struct mstar_stream mstar_stream;
+typedef struct mstar_event mstar_event;
+typedef struct mstar_buffer mstar_buffer;
+
+/*
+ * A host's own thread pool: runs task(context, i) once for every i in [0, num_tasks), on any
+ * threads, in any order, and returns when all have finished. The library's results never depend on
+ * how many threads there are or which one runs what.
+ */
+typedef void (*mstar_parallel_task)(void *context, int32_t index);
+typedef void (*mstar_parallel_for)(void *host, int32_t num_tasks, mstar_parallel_task task,
+                                   void *context);
+
+typedef struct mstar_device_desc {
+    uint32_t struct_size;
+    int32_t num_threads; /* -1: MSTAR_NUM_THREADS, else OMP_NUM_THREADS, else the cores this process
+                            may use; 1..1024. With parallel_for: how many tasks to cut work into. */
+    mstar_parallel_for parallel_for; /* NULL: the library's own pool */
+    void *parallel_host;             /* first argument of parallel_for; kept */
+    const char *max_isa; /* "scalar", "avx2", "avx512", "avx512bf16", "amx"; NULL: MSTAR_MAX_ISA,
+                            else no limit */
+} mstar_device_desc;
+MSTAR_API void mstar_device_desc_init(mstar_device_desc *desc);
+
+/*
+ * Opens a device by name; desc may be NULL for the defaults. The own pool starts num_threads - 1
+ * threads. A device may be used by several threads at once, and by the child after a fork (the
+ * pool's threads are started again there). Close every object made on it first.
+ */
+MSTAR_API mstar_status mstar_device_open(const char *name, const mstar_device_desc *desc,
+                                         mstar_device **device);
+/* MSTAR_BUSY, and the device stays open, while streams, buffers or wrappers made on it are alive.
+ */
+MSTAR_API mstar_status mstar_device_close(mstar_device *device);
+
+typedef struct mstar_device_info {
+    uint32_t struct_size;
+    mstar_device_kind kind;
+    int32_t index;
+    int32_t num_threads;
+    char name[16];       /* "cpu" */
+    char model[64];      /* the processor's own name */
+    char isa[16];        /* the level in use: "avx2" */
+    char isa_best[16];   /* the best level this machine and build have */
+    char isa_reason[96]; /* why isa is not isa_best; "" when it is */
+    int64_t l1d_bytes, l2_bytes,
+        l3_bytes; /* data caches as read from the machine; 0 where unknown */
+} mstar_device_info;
+MSTAR_API mstar_status mstar_device_query(const mstar_device *device, mstar_device_info *info);
+
+/*
+ * Which kernel each operation uses on this device and why. Returns MSTAR_NOT_FOUND past the last
+ * index. Strings are static.
+ */
+typedef struct mstar_kernel_info {
+    uint32_t struct_size;
+    uint32_t reserved;
+    const char *op;     /* "attention", "linear", "layer_norm", ... */
+    const char *dtype;  /* "f32", "bf16", ... */
+    const char *symbol; /* "mst_attn_f32_avx2" */
+    const char *reason; /* "best ISA of this machine", "lowered by MSTAR_MAX_ISA", ... */
+} mstar_kernel_info;
+MSTAR_API mstar_status mstar_device_query_kernel(const mstar_device *device, int32_t index,
+                                                 mstar_kernel_info *info);
+
+/*
+ * A stream orders work. A stream is used by one thread at a time; different streams of a device may
+ * be used at once. num_threads: -1 all of the device's, 1 the calling thread only, else at most
+ * that many.
+ */
+MSTAR_API mstar_status mstar_stream_create(mstar_device *device, int32_t num_threads,
+                                           mstar_stream **stream);
+MSTAR_API void mstar_stream_destroy(mstar_stream *stream);
+/* Returns when all work queued on the stream has finished. */
+MSTAR_API mstar_status mstar_stream_synchronize(mstar_stream *stream);
+/* The device of a stream, borrowed. */
+MSTAR_API mstar_device *mstar_stream_get_device(const mstar_stream *stream);
+
+MSTAR_API mstar_status mstar_event_create(mstar_device *device, mstar_event **event);
+MSTAR_API void mstar_event_destroy(mstar_event *event);
+/* Marks the stream's work so far. */
+MSTAR_API mstar_status mstar_event_record(mstar_event *event, mstar_stream *stream);
+/* Makes later work of the stream wait for the event. An event never recorded is already done. */
+MSTAR_API mstar_status mstar_stream_wait_event(mstar_stream *stream, mstar_event *event);
+/* *done: 1 when the recorded work has finished or nothing was recorded, else 0. */
+MSTAR_API mstar_status mstar_event_query(mstar_event *event, int *done);
+MSTAR_API mstar_status mstar_event_synchronize(mstar_event *event);
+/* Nanoseconds between two recorded, finished events; MSTAR_OUT_OF_ORDER when one was never
+ * recorded. */
+MSTAR_API mstar_status mstar_event_elapsed_ns(const mstar_event *start, const mstar_event *end,
+                                              int64_t *ns);
+
+/* Device memory, zeroed, aligned to 256 bytes. bytes may be 0. */
+MSTAR_API mstar_status mstar_buffer_create(mstar_device *device, size_t bytes,
+                                           mstar_buffer **buffer);
+MSTAR_API void mstar_buffer_destroy(mstar_buffer *buffer);
+/* The address on the device; never changes. NULL for 0 bytes. */
+MSTAR_API void *mstar_buffer_get_data(const mstar_buffer *buffer);
+MSTAR_API size_t mstar_buffer_get_bytes(const mstar_buffer *buffer);
+/* Copies in stream order; MSTAR_INVALID_ARGUMENT where offset + bytes passes the buffer's end. */
+MSTAR_API mstar_status mstar_buffer_upload(mstar_buffer *buffer, mstar_stream *stream,
+                                           size_t offset_bytes, const void *source, size_t bytes);
+MSTAR_API mstar_status mstar_buffer_download(const mstar_buffer *buffer, mstar_stream *stream,
+                                             size_t offset_bytes, void *destination, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,21 @@
+/* env.c - every environment variable that the library reads. */
+#include <stdlib.h>
+
+#include "base/base.h"
+
+static const char *const env_names[] = {
+    [MST_ENV_MAX_ISA] = "MSTAR_MAX_ISA",
+    [MST_ENV_NUM_THREADS] = "MSTAR_NUM_THREADS",
+    [MST_ENV_OMP_THREADS] = "OMP_NUM_THREADS",
+};
+
+const char *mst_env_name(mst_env name)
+{
+    return env_names[name];
+}
+
+const char *mst_env_get(mst_env name)
+{
+    const char *text = getenv(env_names[name]);
+    return text != NULL && text[0] != '\0' ? text : NULL;
+}

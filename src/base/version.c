@@ -1,0 +1,32 @@
+/* version.c - what was built. */
+#include "base/base.h"
+
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+
+#if defined(__clang__)
+#define COMPILER "clang " __clang_version__
+#elif defined(__GNUC__)
+#define COMPILER "gcc " __VERSION__
+#else
+#define COMPILER "unknown compiler"
+#endif
+
+#if defined(MST_HAVE_AVX2)
+#define ISAS "scalar avx2 avx512"
+#elif defined(MST_HAVE_NEON)
+#define ISAS "scalar neon"
+#else
+#define ISAS "scalar"
+#endif
+
+const char *mstar_version(void)
+{
+    return MST_VERSION;
+}
+
+const char *mstar_build_info(void)
+{
+    return "mstar " MST_VERSION " commit " MST_COMMIT " " MST_BUILD_TYPE " " COMPILER " isa: " ISAS
+           " backends: cpu";
+}

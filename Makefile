@@ -1,0 +1,73 @@
+# The front door. Everything here is a short way to say cmake, ctest or a script of tools/; nothing
+# is done that could not be done by hand.
+#
+# JOBS    processes at once (default: the cores)      PREFIX  where `make install` puts things
+JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
+MODEL ?= build/models/all-MiniLM-L6-v2
+SAMPLES ?= examples/data/samples.txt
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help deps deps-build deps-venv deps-check build model demo check asan tsan layers docs-check \
+	format format-check install clean venv
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  JOBS=N processes at once, PREFIX=DIR for install, MODEL=DIR for demo"
+
+deps: ## install what is missing for building, the model and the tests (Debian, as root)
+	@tools/install_deps.sh build venv test
+deps-build:
+	@tools/install_deps.sh build
+deps-venv: deps-build
+	@tools/install_deps.sh venv
+deps-check: deps-venv
+	@tools/install_deps.sh test
+
+# Tests are configured when their library is there, so that build and check can share the folder.
+build: deps-build ## build the library and the program: build/release/mstar
+	@cmake --preset release -DMSTAR_TESTS=$$(pkg-config --exists cmocka && echo ON || echo OFF) >/dev/null
+	@cmake --build --preset release -j $(JOBS) --target mstar mstar_shared mstar_static
+
+model: deps-venv ## get all-MiniLM-L6-v2 into build/models (84 MB)
+	@tools/get_model.sh
+
+venv: deps-check
+	@tools/make_venv.sh tests/requirements.txt
+
+demo: build model ## embed the sample texts and print the closest pairs
+	@build/release/mstar similar --model $(MODEL) --pairs --top 5 $(SAMPLES)
+
+# The last output is the test runner's own summary.
+check: build venv model ## build, run every test
+	@cmake --preset release -DMSTAR_TESTS=ON >/dev/null
+	@cmake --build --preset release -j $(JOBS)
+	@ctest --preset release -j $(JOBS) --no-tests=error
+
+asan: venv model ## the tests under the address and undefined behaviour sanitizers
+	@cmake --preset asan >/dev/null
+	@cmake --build --preset asan -j $(JOBS)
+	@ctest --preset asan -j $(JOBS) --no-tests=error
+
+tsan: venv model ## the tests of everything that uses threads under the thread sanitizer
+	@cmake --preset tsan >/dev/null
+	@cmake --build --preset tsan -j $(JOBS)
+	@ctest --preset tsan -j $(JOBS) --no-tests=error
+
+layers: ## check the layer order and the rules of the tree
+	@python3 tools/check_layers.py
+
+docs-check: ## compile the C of the docs, check their paths and tables
+	@python3 tools/check_docs.py
+
+format: ## run clang-format over the C sources
+	@git ls-files '*.c' '*.h' | xargs clang-format -i
+
+format-check:
+	@git ls-files '*.c' '*.h' | xargs clang-format --dry-run -Werror
+
+install: build ## install into PREFIX (headers, libraries, program, man page, pkg-config, CMake)
+	@cmake --install build/release --prefix $(PREFIX)
+
+clean: ## remove what was built; the model and the Python environment stay
+	@rm -rf build/release build/dev build/asan build/tsan

@@ -159,9 +159,18 @@ int32_t mst_pool_threads(const mst_pool *pool);
  */
 void mst_parallel_for(mst_pool *pool, int32_t max_threads, int32_t num_tasks, mst_task task,
                       void *context);
+
+/* ---- threads.c: how many --------------------------------------------------------------------- */
+
+#define MST_MAX_THREADS 1024
 /* -1 or a value to check -> threads in use: argument, MSTAR_NUM_THREADS, OMP_NUM_THREADS, cores
  * allowed. */
 mstar_status mst_resolve_threads(int32_t given, int32_t *num_threads);
+/* Cores that this process may use, 1..MST_MAX_THREADS. */
+int32_t mst_allowed_cores(void);
+/* Pure: cores that a control group's cpu.max ("150000 100000", "max 100000") allows, rounded up;
+ * INT32_MAX without a limit. */
+int32_t mst_quota_cores(const char *cpu_max);
 
 /* ---- file.c: reading files ------------------------------------------------------------------- */
 

@@ -1,0 +1,263 @@
+/*
+ * plan.c - the planner: a checked layout becomes offsets and a work list in stable memory.
+ *
+ * Each segment is cut into row tiles, counted from its own first row, and groups of kv heads; the
+ * backend names the tile from the segment alone, so an item never depends on its neighbours. Every
+ * row of every head belongs to exactly one item, also rows that see no key (their item has no keys
+ * and writes the zeros).
+ *
+ * The list runs from the heaviest item to the lightest, so that threads that take the next free
+ * item finish together. It is sorted while it is made: the same loop runs twice, first counting
+ * the items of each cost class, then putting each item at its class's next place. That is stable,
+ * linear, and needs no memory besides the list. Within a class, items stand segment by segment,
+ * head group by head group, then by rows, so neighbours share their keys in cache.
+ *
+ * Storage is one block. Its size comes from an arena in counting mode, and the same function then
+ * cuts it. Eager mode lets it grow by doubling; graph mode takes all at create. Nothing of the plan
+ * in force is touched before everything that can fail has succeeded.
+ */
+#include <string.h>
+
+#include "attn/attn.h"
+
+/* One layout on its way to a work list. */
+typedef struct planner {
+    const mstar_device *device;
+    const mst_attn_shape *shape;
+    const mst_attn_layout *layout;
+    bool causal;
+} planner;
+
+/* Fixed cost of an item's rows (reading q, writing out), counted as so many keys. */
+#define ROW_OVERHEAD_KEYS 8
+
+int64_t mst_attn_cost(int64_t q_rows, int64_t num_heads, int64_t num_keys)
+{
+    int64_t cost;
+    if (__builtin_mul_overflow(q_rows * num_heads, num_keys + ROW_OVERHEAD_KEYS, &cost))
+        return INT64_MAX;
+    return cost;
+}
+
+int32_t mst_attn_cost_class(int64_t cost)
+{
+    uint64_t value = cost < 1 ? 1 : (uint64_t)cost;
+    int32_t octave = 63 - __builtin_clzll(value); /* 0..62 */
+    uint64_t eighth = octave >= 3 ? value >> (octave - 3) : value << (3 - octave);
+    return MST_ATTN_COST_CLASSES - 1 - (octave * 8 + (int32_t)(eighth & 7));
+}
+
+int64_t mst_attn_max_items(int64_t max_num_segments, int64_t max_total_tokens, int32_t num_kv_heads,
+                           mst_attn_tile least)
+{
+    /* A segment's first row opens a tile, and so does every rows-th after it: the most tiles come
+       from as many segments as possible, all of one row but the rest of the tokens on one. */
+    int64_t segments = mst_min_i64(max_num_segments, max_total_tokens);
+    int64_t tiles = segments + (max_total_tokens - segments) / mst_max_i64(least.rows, 1);
+    return tiles * mst_ceil_div(num_kv_heads, mst_max_i64(least.heads, 1));
+}
+
+/* Puts the items of [segment's] tiles at their classes' next places; items NULL: only counts. */
+static void cut_segment(const planner *p, int64_t segment, int64_t *next, mst_attn_item *items)
+{
+    const mst_attn_layout *layout = p->layout;
+    const mst_attn_shape *shape = p->shape;
+    int64_t lq = (int64_t)layout->q_offsets[segment + 1] - layout->q_offsets[segment];
+    int64_t lk = (int64_t)layout->kv_offsets[segment + 1] - layout->kv_offsets[segment];
+    if (lq == 0)
+        return;
+    mst_attn_tile tile = p->device->backend->attn_tile(p->device, shape, lq, lk);
+    int64_t rows = mst_max_i64(tile.rows, 1);
+    int64_t heads = mst_max_i64(tile.heads, 1);
+    int64_t group = shape->num_qo_heads / shape->num_kv_heads;
+    for (int64_t head = 0; head < shape->num_kv_heads; head += heads) {
+        int64_t num_heads = mst_min_i64(heads, shape->num_kv_heads - head);
+        for (int64_t row = 0; row < lq; row += rows) {
+            int64_t num_rows = mst_min_i64(rows, lq - row);
+            mst_key_range keys = mst_attn_visible(lq, lk, row, row + num_rows, p->causal,
+                                                  shape->window_left, shape->window_right);
+            int32_t class = mst_attn_cost_class(
+                mst_attn_cost(num_rows, num_heads * group, keys.end - keys.begin));
+            int64_t place = next[class]++;
+            if (items == NULL)
+                continue;
+            items[place] = (mst_attn_item){.segment = (int32_t)segment,
+                                           .q_begin = (int32_t)row,
+                                           .q_rows = (int32_t)num_rows,
+                                           .kv_begin = (int32_t)keys.begin,
+                                           .kv_end = (int32_t)keys.end,
+                                           .kv_head_begin = (int32_t)head,
+                                           .num_kv_heads = (int32_t)num_heads,
+                                           .split = 0,
+                                           .num_splits = 1,
+                                           .slot = -1};
+        }
+    }
+}
+
+/*
+ * One pass of the planner. Counting (items NULL): next becomes the number of items of each class.
+ * Filling: next holds where each class starts.
+ */
+static void cut_layout(const planner *p, int64_t *next, mst_attn_item *items)
+{
+    for (int64_t segment = 0; segment < p->layout->num_segments; segment++)
+        cut_segment(p, segment, next, items);
+}
+
+/* Counts of the classes become their first places; returns the sum. */
+static int64_t starts_of(int64_t *classes)
+{
+    int64_t sum = 0;
+    for (int32_t i = 0; i < MST_ATTN_COST_CLASSES; i++) {
+        int64_t count = classes[i];
+        classes[i] = sum;
+        sum += count;
+    }
+    return sum;
+}
+
+/* Cuts a block for so many offsets a side and items; with a counting arena, finds its size. */
+static void lay_out(mst_arena *arena, bool one_side, int64_t num_offsets, int64_t num_items,
+                    mst_attn_plan *plan)
+{
+    plan->q_offsets = mst_arena_take(arena, num_offsets, sizeof *plan->q_offsets);
+    plan->kv_offsets =
+        one_side ? plan->q_offsets : mst_arena_take(arena, num_offsets, sizeof *plan->kv_offsets);
+    plan->items = mst_arena_take(arena, num_items, sizeof *plan->items);
+    plan->items_capacity = num_items;
+}
+
+static mstar_status measure(bool one_side, int64_t num_offsets, int64_t num_items, size_t *bytes)
+{
+    mst_attn_plan unused;
+    mst_arena arena;
+    mst_arena_count(&arena);
+    lay_out(&arena, one_side, num_offsets, num_items, &unused);
+    if (arena.overflowed)
+        return mst_fail(MSTAR_OUT_OF_MEMORY,
+                        "attention plan: %lld offsets and %lld work items pass the address space",
+                        (long long)num_offsets, (long long)num_items);
+    *bytes = arena.used;
+    return MSTAR_OK;
+}
+
+mstar_status mst_attn_plan_reserve(mst_attn_plan *plan, const mstar_device *device,
+                                   const mst_attn_config *config)
+{
+    if (!config->graph)
+        return MSTAR_OK;
+    const mst_backend *backend = device->backend;
+    mst_attn_tile least = {1, 1};
+    if (backend->attn_least_tile != NULL)
+        least = backend->attn_least_tile(device, &config->shape);
+    int64_t num_items = mst_attn_max_items(config->max_num_segments, config->max_total_tokens,
+                                           config->shape.num_kv_heads, least);
+    bool one_side = config->kind == MST_ATTN_SELF;
+    size_t bytes;
+    void *block;
+    MST_TRY(measure(one_side, config->max_num_segments + 1, num_items, &bytes));
+    MST_TRY(mst_alloc(bytes, "attention plan at its ceilings", &block));
+    mst_arena arena;
+    mst_arena_over(&arena, block, bytes);
+    plan->block = block;
+    plan->block_bytes = bytes;
+    lay_out(&arena, one_side, config->max_num_segments + 1, num_items, plan);
+    return MSTAR_OK;
+}
+
+/* Eager mode: makes the block hold so much, or changes nothing. */
+static mstar_status grow_block(mst_attn_plan *plan, bool one_side, int64_t num_offsets,
+                               int64_t num_items)
+{
+    size_t bytes;
+    void *block = plan->block;
+    size_t block_bytes = plan->block_bytes;
+    MST_TRY(measure(one_side, num_offsets, num_items, &bytes));
+    if (bytes > block_bytes) {
+        block_bytes =
+            block_bytes > SIZE_MAX / 2 || bytes > 2 * block_bytes ? bytes : 2 * block_bytes;
+        MST_TRY(mst_alloc(block_bytes, "attention plan", &block));
+        mst_free(plan->block);
+        plan->block = block;
+        plan->block_bytes = block_bytes;
+    }
+    mst_arena arena;
+    mst_arena_over(&arena, block, block_bytes);
+    lay_out(&arena, one_side, num_offsets, num_items, plan);
+    return MSTAR_OK;
+}
+
+/* Copies num_segments + 1 offsets; in graph mode the tail repeats the last one, so that what a
+ * recorded graph reads there are empty segments. */
+static void copy_offsets(int32_t *to, const int32_t *from, int64_t num_segments,
+                         int64_t max_num_segments)
+{
+    memmove(to, from, (size_t)(num_segments + 1) * sizeof *to);
+    for (int64_t i = num_segments + 1; i <= max_num_segments; i++)
+        to[i] = to[num_segments];
+}
+
+/* The static vectors of graph mode are shown to the caller, who may plan from them: the same side
+ * is fine, but the other side's would be overwritten before it is read. */
+static mstar_status check_sides_apart(const mst_attn_plan *plan, const mst_attn_config *config,
+                                      const mst_attn_layout *layout)
+{
+    uintptr_t own_bytes = (uintptr_t)(config->max_num_segments + 1) * sizeof(int32_t);
+    uintptr_t given_bytes = (uintptr_t)(layout->num_segments + 1) * sizeof(int32_t);
+    uintptr_t own_q = (uintptr_t)plan->q_offsets;
+    uintptr_t own_kv = (uintptr_t)plan->kv_offsets;
+    uintptr_t q = (uintptr_t)layout->q_offsets;
+    uintptr_t kv = (uintptr_t)layout->kv_offsets;
+    if ((q < own_kv + own_bytes && own_kv < q + given_bytes) ||
+        (kv < own_q + own_bytes && own_q < kv + given_bytes))
+        return mst_fail(MSTAR_INVALID_ARGUMENT,
+                        "%s lies in the wrapper's own offsets of the other side; pass a copy",
+                        kv < own_q + own_bytes && own_q < kv + given_bytes ? "kv_cu_seqlens"
+                                                                           : "q_cu_seqlens");
+    return MSTAR_OK;
+}
+
+mstar_status mst_attn_plan_make(mst_attn_plan *plan, const mstar_device *device,
+                                const mst_attn_config *config, const mst_attn_layout *layout,
+                                bool causal)
+{
+    int64_t classes[MST_ATTN_COST_CLASSES] = {0};
+    planner p = {device, &config->shape, layout, causal};
+    bool one_side = config->kind == MST_ATTN_SELF;
+
+    cut_layout(&p, classes, NULL);
+    int64_t num_items = starts_of(classes);
+    if (config->graph) {
+        if (num_items > plan->items_capacity)
+            return mst_fail(MSTAR_INTERNAL,
+                            "the layout has %lld work items and the ceilings were sized for %lld: "
+                            "the backend gave a tile below its least",
+                            (long long)num_items, (long long)plan->items_capacity);
+        if (!one_side)
+            MST_TRY(check_sides_apart(plan, config, layout));
+    } else {
+        MST_TRY(grow_block(plan, one_side, layout->num_segments + 1, num_items));
+    }
+
+    /* nothing fails from here on */
+    cut_layout(&p, classes, plan->items);
+    copy_offsets(plan->q_offsets, layout->q_offsets, layout->num_segments,
+                 config->max_num_segments);
+    if (!one_side)
+        copy_offsets(plan->kv_offsets, layout->kv_offsets, layout->num_segments,
+                     config->max_num_segments);
+    plan->num_items = num_items;
+    plan->num_segments = layout->num_segments;
+    plan->num_tokens = layout->num_tokens;
+    plan->num_kv_tokens = layout->num_kv_tokens;
+    plan->causal = causal;
+    plan->ready = true;
+    return MSTAR_OK;
+}
+
+void mst_attn_plan_free(mst_attn_plan *plan)
+{
+    mst_free(plan->block);
+    memset(plan, 0, sizeof *plan);
+}

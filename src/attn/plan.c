@@ -48,13 +48,13 @@ int32_t mst_attn_cost_class(int64_t cost)
 }
 
 int64_t mst_attn_max_items(int64_t max_num_segments, int64_t max_total_tokens, int32_t num_kv_heads,
-                           mst_attn_tile least)
+                           mst_attn_tile worst)
 {
     /* A segment's first row opens a tile, and so does every rows-th after it: the most tiles come
        from as many segments as possible, all of one row but the rest of the tokens on one. */
     int64_t segments = mst_min_i64(max_num_segments, max_total_tokens);
-    int64_t tiles = segments + (max_total_tokens - segments) / mst_max_i64(least.rows, 1);
-    return tiles * mst_ceil_div(num_kv_heads, mst_max_i64(least.heads, 1));
+    int64_t tiles = segments + (max_total_tokens - segments) / mst_max_i64(worst.rows, 1);
+    return tiles * mst_ceil_div(num_kv_heads, mst_max_i64(worst.heads, 1));
 }
 
 /* Puts the items of [segment's] tiles at their classes' next places; items NULL: only counts. */
@@ -148,11 +148,11 @@ mstar_status mst_attn_plan_reserve(mst_attn_plan *plan, const mstar_device *devi
     if (!config->graph)
         return MSTAR_OK;
     const mst_backend *backend = device->backend;
-    mst_attn_tile least = {1, 1};
-    if (backend->attn_least_tile != NULL)
-        least = backend->attn_least_tile(device, &config->shape);
+    mst_attn_tile worst = {1, 1};
+    if (backend->attn_worst_tile != NULL)
+        worst = backend->attn_worst_tile(device, &config->shape);
     int64_t num_items = mst_attn_max_items(config->max_num_segments, config->max_total_tokens,
-                                           config->shape.num_kv_heads, least);
+                                           config->shape.num_kv_heads, worst);
     bool one_side = config->kind == MST_ATTN_SELF;
     size_t bytes;
     void *block;
@@ -232,7 +232,7 @@ mstar_status mst_attn_plan_make(mst_attn_plan *plan, const mstar_device *device,
         if (num_items > plan->items_capacity)
             return mst_fail(MSTAR_INTERNAL,
                             "the layout has %lld work items and the ceilings were sized for %lld: "
-                            "the backend gave a tile below its least",
+                            "the backend cut a segment finer than its worst tile",
                             (long long)num_items, (long long)plan->items_capacity);
         if (!one_side)
             MST_TRY(check_sides_apart(plan, config, layout));

@@ -146,9 +146,10 @@ struct mst_backend {
     /* Pure: tile of a segment of lq rows and lk keys. */
     mst_attn_tile (*attn_tile)(const mstar_device *device, const mst_attn_shape *shape, int64_t lq,
                                int64_t lk);
-    /* Pure: rows and heads that no answer of attn_tile is below, for any segment; sizes the work
-       list of graph mode. NULL: {1, 1}. */
-    mst_attn_tile (*attn_least_tile)(const mstar_device *device, const mst_attn_shape *shape);
+    /* Pure: what attn_tile amounts to at worst. No segment of lq rows is cut into more than
+       ceil(lq / rows) row tiles or ceil(num_kv_heads / heads) head groups; sizes the work list of
+       graph mode. NULL: {1, 1}. */
+    mst_attn_tile (*attn_worst_tile)(const mstar_device *device, const mst_attn_shape *shape);
     mstar_status (*attn_run)(mstar_stream *stream, const mst_attn_call *call);
 
     size_t (*linear_packed_bytes)(const mstar_device *device, const mst_linear_shape *shape);

@@ -1,0 +1,301 @@
+/*
+ * body_linear.c - packed products y = activation(x W^T + bias) + residual, for one ISA level.
+ *
+ * W [N, K] is packed once into panels of PANEL columns, each [K][PANEL], f32 or bf16. An output
+ * element is one chain of multiply-adds over k from 0 to K - 1 in every path below, so its bits
+ * depend on its row of x and its column of W alone. One or two rows take several panels at once,
+ * which hides the latency of the chains; three rows and more take one panel and a register tile.
+ */
+#include "cpu/body.h"
+#include "cpu/simd/tile.h"
+#include "cpu/simd/vmath.h"
+
+#define PANEL (2 * VF_LANES)
+#define FEW_ROWS 2
+#if defined(MST_ISA_AVX2)
+#define FEW_PANELS 3 /* 12 sums of two rows fit 16 registers */
+#else
+#define FEW_PANELS 4
+#endif
+/* Depth of a step where x has to be widened: a tile of x in f32 stays in L1. */
+#define WIDEN_DEPTH 256
+
+size_t MST_FOR_ISA(mst_linear_packed_bytes)(const mst_linear_shape *shape)
+{
+    size_t panels = (size_t)mst_ceil_div(shape->out_features, PANEL);
+    return panels * PANEL * (size_t)shape->in_features * mstar_dtype_bytes(shape->weight_dtype);
+}
+
+static float weight_at(const mstar_tensor *weight, int64_t row, int64_t column)
+{
+    return mst_load_element(weight->data, weight->dtype,
+                            row * weight->strides[0] + column * weight->strides[1]);
+}
+
+static void put_weight(const mst_linear_shape *shape, void *packed, int64_t index, float value)
+{
+    mst_store_element(packed, shape->weight_dtype, index, value);
+}
+
+/* Columns [begin, end) of one panel from f32 rows that lie contiguous: blocks are transposed in registers. */
+static void pack_fast(const float *rows, int64_t row_stride, int64_t depth, int64_t begin,
+                      int64_t end, float *panel)
+{
+    for (int64_t c = begin; c < end; c += VF_LANES) {
+        int columns = (int)mst_min_i64(end - c, VF_LANES);
+        for (int64_t k = 0; k < depth; k += VF_LANES) {
+            int lanes = vf_left(depth, k);
+            vf block[VF_LANES];
+            for (int i = 0; i < VF_LANES; i++)
+                block[i] = i < columns
+                               ? vf_load_n(rows + (c - begin + i) * row_stride + k, lanes)
+                               : vf_zero();
+            vf_transpose(block);
+            for (int i = 0; i < lanes; i++)
+                vf_store_n(panel + (k + i) * PANEL + c, block[i], columns);
+        }
+    }
+}
+
+void MST_FOR_ISA(mst_linear_pack)(const mst_linear_shape *shape, const mstar_tensor *weight,
+                                  int64_t first_row, void *packed, int64_t panel_begin,
+                                  int64_t panel_end)
+{
+    int64_t depth = shape->in_features;
+    int64_t last_row = first_row + weight->shape[0];
+    bool plain = weight->dtype == MSTAR_DTYPE_F32 && shape->weight_dtype == MSTAR_DTYPE_F32 &&
+                 (weight->strides[1] == 1 || depth == 1);
+    for (int64_t p = panel_begin; p < panel_end; p++) {
+        int64_t base = p * PANEL * depth;
+        int64_t begin = mst_max_i64(first_row - p * PANEL, 0);
+        int64_t end = mst_min_i64(last_row - p * PANEL, PANEL);
+        if (begin < end && plain) {
+            const float *rows = (const float *)weight->data +
+                                (p * PANEL + begin - first_row) * weight->strides[0];
+            pack_fast(rows, weight->strides[0], depth, begin, end, (float *)packed + base);
+        } else {
+            for (int64_t c = begin; c < end; c++) {
+                for (int64_t k = 0; k < depth; k++)
+                    put_weight(shape, packed, base + k * PANEL + c,
+                               weight_at(weight, p * PANEL + c - first_row, k));
+            }
+        }
+        for (int64_t c = mst_max_i64(shape->out_features - p * PANEL, 0); c < PANEL; c++) {
+            for (int64_t k = 0; k < depth; k++)
+                put_weight(shape, packed, base + k * PANEL + c, 0.0f);
+        }
+    }
+}
+
+/* c[rows][PANEL] += a b over bf16 panels: as mst_tile_body, with b widened on the way in. */
+static inline __attribute__((always_inline)) void half_tile_body(const mst_tile_args *t,
+                                                                 const uint16_t *b, const int rows)
+{
+    vf acc[VF_ROWS][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++)
+            acc[r][v] = t->fresh ? vf_zero() : vf_load(t->c + r * t->c_stride + v * VF_LANES);
+    }
+    const float *a = t->a;
+    for (int64_t i = 0; i < t->depth; i++) {
+        vf b0 = vf_load_bf16(b);
+        vf b1 = vf_load_bf16(b + VF_LANES);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            vf x = vf_set1(a[r * t->a_stride]);
+            acc[r][0] = vf_fma(x, b0, acc[r][0]);
+            acc[r][1] = vf_fma(x, b1, acc[r][1]);
+        }
+        a++;
+        b += PANEL;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++)
+            vf_store(t->c + r * t->c_stride + v * VF_LANES, acc[r][v]);
+    }
+}
+
+#define HALF_CASE(n)                                  \
+    case n:                                           \
+        half_tile_body(t, b, n <= VF_ROWS ? n : 1);   \
+        break;
+
+static void half_tile(const mst_tile_args *t, const uint16_t *b, int rows)
+{
+    switch (rows) {
+        HALF_CASE(1)
+        HALF_CASE(2)
+        HALF_CASE(3)
+        HALF_CASE(4)
+#if VF_ROWS > 4
+        HALF_CASE(5)
+        HALF_CASE(6)
+#endif
+#if VF_ROWS > 6
+        HALF_CASE(7)
+        HALF_CASE(8)
+        HALF_CASE(9)
+        HALF_CASE(10)
+        HALF_CASE(11)
+        HALF_CASE(12)
+        HALF_CASE(13)
+        HALF_CASE(14)
+#endif
+    default:
+        break;
+    }
+}
+
+/* One or two rows against FEW_PANELS panels at once. c is [rows][FEW_PANELS * PANEL]. */
+static inline __attribute__((always_inline)) void few_body(const float *a, int64_t a_stride,
+                                                           const void *panels, const bool half,
+                                                           int64_t panel_elements, int64_t depth,
+                                                           float *c, const int rows, bool fresh)
+{
+    vf acc[FEW_ROWS][2 * FEW_PANELS];
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+        for (int v = 0; v < 2 * FEW_PANELS; v++)
+            acc[r][v] = fresh ? vf_zero() : vf_load(c + r * FEW_PANELS * PANEL + v * VF_LANES);
+    }
+    for (int64_t i = 0; i < depth; i++) {
+        vf x[FEW_ROWS];
+#pragma GCC unroll 2
+        for (int r = 0; r < rows; r++)
+            x[r] = vf_set1(a[r * a_stride + i]);
+#pragma GCC unroll 8
+        for (int v = 0; v < 2 * FEW_PANELS; v++) {
+            int64_t at = (v / 2) * panel_elements + i * PANEL + (v % 2) * VF_LANES;
+            vf b = half ? vf_load_bf16((const uint16_t *)panels + at)
+                        : vf_load((const float *)panels + at);
+#pragma GCC unroll 2
+            for (int r = 0; r < rows; r++)
+                acc[r][v] = vf_fma(x[r], b, acc[r][v]);
+        }
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+        for (int v = 0; v < 2 * FEW_PANELS; v++)
+            vf_store(c + r * FEW_PANELS * PANEL + v * VF_LANES, acc[r][v]);
+    }
+}
+
+static void few_tile(const float *a, int64_t a_stride, const void *panels, bool half,
+                     int64_t panel_elements, int64_t depth, float *c, int rows, bool fresh)
+{
+    if (rows == 1) {
+        if (half)
+            few_body(a, a_stride, panels, true, panel_elements, depth, c, 1, fresh);
+        else
+            few_body(a, a_stride, panels, false, panel_elements, depth, c, 1, fresh);
+    } else {
+        if (half)
+            few_body(a, a_stride, panels, true, panel_elements, depth, c, 2, fresh);
+        else
+            few_body(a, a_stride, panels, false, panel_elements, depth, c, 2, fresh);
+    }
+}
+
+/* Bias, activation, residual, one rounding: columns [first, first + columns) of rows from row on. */
+static void finish(const mst_linear_work *work, const float *c, int64_t c_stride, int64_t row,
+                   int rows, int64_t first, int64_t columns)
+{
+    mstar_activation activation = work->shape->activation;
+    columns = mst_min_i64(columns, work->shape->out_features - first);
+    for (int r = 0; r < rows; r++) {
+        for (int64_t j = 0; j < columns; j += VF_LANES) {
+            int n = vf_left(columns, j);
+            vf y = vf_add(vf_load(c + r * c_stride + j), vf_load(work->bias + first + j));
+            y = vf_activate(activation, y);
+            if (work->residual.data != NULL)
+                y = vf_add(y, vf_load_any_n(work->residual.data, work->residual.dtype,
+                                            (row + r) * work->residual.row_stride + first + j, n));
+            vf_store_any_n(work->out.data, work->out.dtype,
+                           (row + r) * work->out.row_stride + first + j, y, n);
+        }
+    }
+}
+
+/* x[row .. row + rows)[k .. k + depth) as f32: in place or widened into buffer. */
+static const float *get_x(const mst_linear_work *work, int64_t row, int rows, int64_t k,
+                          int64_t depth, float *buffer, int64_t *stride)
+{
+    if (work->x.dtype == MSTAR_DTYPE_F32) {
+        *stride = work->x.row_stride;
+        return (const float *)work->x.data + row * work->x.row_stride + k;
+    }
+    *stride = WIDEN_DEPTH;
+    for (int r = 0; r < rows; r++) {
+        for (int64_t i = 0; i < depth; i += VF_LANES) {
+            int n = vf_left(depth, i);
+            vf_store_n(buffer + r * WIDEN_DEPTH + i,
+                       vf_load_any_n(work->x.data, work->x.dtype,
+                                     (row + r) * work->x.row_stride + k + i, n),
+                       n);
+        }
+    }
+    return buffer;
+}
+
+/* rows of one panel, or (few) of FEW_PANELS panels from it on. */
+static void run_tile(const mst_linear_work *work, int64_t row, int rows, int64_t panel, bool few)
+{
+    _Alignas(64) float c[(VF_ROWS > FEW_ROWS * FEW_PANELS ? VF_ROWS : FEW_ROWS * FEW_PANELS) *
+                         PANEL];
+    _Alignas(64) float buffer[VF_ROWS * WIDEN_DEPTH];
+    const mst_linear_shape *shape = work->shape;
+    int64_t depth = shape->in_features;
+    int64_t panel_elements = depth * PANEL;
+    bool half = shape->weight_dtype == MSTAR_DTYPE_BF16;
+    int64_t step = work->x.dtype == MSTAR_DTYPE_F32 ? depth : WIDEN_DEPTH;
+    int64_t width = few ? FEW_PANELS * PANEL : PANEL;
+    for (int64_t k = 0; k < depth; k += step) {
+        int64_t d = mst_min_i64(step, depth - k);
+        int64_t stride;
+        const float *a = get_x(work, row, rows, k, d, buffer, &stride);
+        int64_t at = panel * panel_elements + k * PANEL;
+        const void *b = half ? (const void *)((const uint16_t *)work->packed + at)
+                             : (const void *)((const float *)work->packed + at);
+        if (few) {
+            few_tile(a, stride, b, half, panel_elements, d, c, rows, k == 0);
+            continue;
+        }
+        mst_tile_args t = {.a = a,
+                           .a_stride = stride,
+                           .b_stride = PANEL,
+                           .depth = d,
+                           .c = c,
+                           .c_stride = PANEL,
+                           .fresh = k == 0};
+        if (half) {
+            half_tile(&t, b, rows);
+        } else {
+            t.b = b;
+            mst_tile(&t, rows, 2);
+        }
+    }
+    finish(work, c, width, row, rows, panel * PANEL, width);
+}
+
+void MST_FOR_ISA(mst_linear_block)(const mst_linear_work *work, int64_t row_begin, int64_t row_end,
+                                   int64_t panel_begin, int64_t panel_end)
+{
+    int64_t panel = panel_begin;
+    if (row_end - row_begin <= FEW_ROWS) {
+        for (; panel + FEW_PANELS <= panel_end; panel += FEW_PANELS)
+            run_tile(work, row_begin, (int)(row_end - row_begin), panel, true);
+    }
+    for (; panel < panel_end; panel++) {
+        for (int64_t row = row_begin; row < row_end;) {
+            int rows = mst_tile_rows(row_end - row);
+            run_tile(work, row, rows, panel, false);
+            row += rows;
+        }
+    }
+}

@@ -1,0 +1,25 @@
+/* body_table.c - the kernels of one ISA level, gathered. */
+#include "cpu/body.h"
+
+#define MST_TEXT_(x) #x
+#define MST_TEXT(x) MST_TEXT_(x)
+
+const mst_kernels MST_FOR_ISA(mst_kernels) = {
+    .isa = MST_TEXT(MST_ISA),
+    .lanes = VF_LANES,
+    .attn_scratch_bytes = MST_FOR_ISA(mst_attn_scratch_bytes),
+    .attn_tile = MST_FOR_ISA(mst_attn_tile_choose),
+    .attn_item = MST_FOR_ISA(mst_attn_item_run),
+    .linear_panel = 2 * VF_LANES,
+    .linear_tile = VF_ROWS,
+    .linear_packed_bytes = MST_FOR_ISA(mst_linear_packed_bytes),
+    .linear_pack = MST_FOR_ISA(mst_linear_pack),
+    .linear_block = MST_FOR_ISA(mst_linear_block),
+    .layer_norm_row = MST_FOR_ISA(mst_layer_norm_row),
+    .rms_norm_row = MST_FOR_ISA(mst_rms_norm_row),
+    .activation_row = MST_FOR_ISA(mst_activation_row),
+    .embedding_row = MST_FOR_ISA(mst_embedding_row),
+    .pooling_segment = MST_FOR_ISA(mst_pooling_segment),
+    .normalize_row = MST_FOR_ISA(mst_normalize_row),
+    .rotary_row = MST_FOR_ISA(mst_rotary_row),
+};

@@ -1,0 +1,140 @@
+/*
+ * tile.h - the one register tile behind products and attention:
+ *
+ *   c[r][j] += sum over i in [0, depth) of a[r * a_stride + i] * b[i * b_stride + j]
+ *
+ * for up to VF_ROWS rows and one or two vectors of columns. Each element is one chain of
+ * fused multiply-adds over i from 0 up, whatever the tile's height or width: cutting rows, columns
+ * or depth differently never changes a bit. c lives in memory (L1) between calls.
+ */
+#ifndef MST_SIMD_TILE_H
+#define MST_SIMD_TILE_H
+
+#include "cpu/simd/simd.h"
+
+typedef struct mst_tile_args {
+    const float *a;
+    int64_t a_stride;
+    const float *b;
+    int64_t b_stride;
+    int64_t depth;
+    float *c;
+    int64_t c_stride;
+    bool fresh; /* start from 0 instead of c */
+} mst_tile_args;
+
+/* rows and vectors are constants at every call, so the loops unroll and acc stays in registers. */
+static inline __attribute__((always_inline)) void mst_tile_body(const mst_tile_args *t,
+                                                                const int rows, const int vectors)
+{
+    vf acc[VF_ROWS][2];
+    const float *a = t->a;
+    const float *b = t->b;
+    const int64_t a_stride = t->a_stride;
+    const int64_t b_stride = t->b_stride;
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++)
+            acc[r][v] = vf_zero();
+    }
+    if (!t->fresh) {
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 2
+            for (int v = 0; v < vectors; v++)
+                acc[r][v] = vf_load(t->c + r * t->c_stride + v * VF_LANES);
+        }
+    }
+    for (int64_t i = 0; i < t->depth; i++) {
+        vf bv[2];
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++)
+            bv[v] = vf_load(b + v * VF_LANES);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            vf x = vf_set1(a[r * a_stride]);
+#pragma GCC unroll 2
+            for (int v = 0; v < vectors; v++)
+                acc[r][v] = vf_fma(x, bv[v], acc[r][v]);
+        }
+        a++;
+        b += b_stride;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++)
+            vf_store(t->c + r * t->c_stride + v * VF_LANES, acc[r][v]);
+    }
+}
+
+#define MST_TILE_CASE(n)                           \
+    case n:                                        \
+        if (vectors == 2)                          \
+            mst_tile_body(t, n <= VF_ROWS ? n : 1, 2); \
+        else                                       \
+            mst_tile_body(t, n <= VF_ROWS ? n : 1, 1); \
+        break;
+
+/* 1 <= rows <= VF_ROWS, vectors 1 or 2. */
+static inline void mst_tile(const mst_tile_args *t, int rows, int vectors)
+{
+    switch (rows) {
+        MST_TILE_CASE(1)
+        MST_TILE_CASE(2)
+        MST_TILE_CASE(3)
+        MST_TILE_CASE(4)
+#if VF_ROWS > 4
+        MST_TILE_CASE(5)
+        MST_TILE_CASE(6)
+#endif
+#if VF_ROWS > 6
+        MST_TILE_CASE(7)
+        MST_TILE_CASE(8)
+        MST_TILE_CASE(9)
+        MST_TILE_CASE(10)
+        MST_TILE_CASE(11)
+        MST_TILE_CASE(12)
+        MST_TILE_CASE(13)
+        MST_TILE_CASE(14)
+#endif
+    default:
+        break;
+    }
+}
+
+/* Height of the next tile when `left` rows are left: full tiles, the last two evened out. */
+static inline int mst_tile_rows(int64_t left)
+{
+    if (left <= VF_ROWS)
+        return (int)left;
+    if (left < 2 * VF_ROWS)
+        return (int)((left + 1) / 2);
+    return VF_ROWS;
+}
+
+/* c[rows][columns] (+)= a[rows][depth] b[depth][columns]; columns a multiple of VF_LANES. */
+static inline void mst_tile_all(const float *a, int64_t a_stride, const float *b, int64_t b_stride,
+                                int64_t depth, float *c, int64_t c_stride, int64_t rows,
+                                int64_t columns, bool fresh)
+{
+    for (int64_t j = 0; j < columns; j += 2 * VF_LANES) {
+        int vectors = columns - j >= 2 * VF_LANES ? 2 : 1;
+        for (int64_t r = 0; r < rows;) {
+            int height = mst_tile_rows(rows - r);
+            mst_tile_args t = {.a = a + r * a_stride,
+                               .a_stride = a_stride,
+                               .b = b + j,
+                               .b_stride = b_stride,
+                               .depth = depth,
+                               .c = c + r * c_stride + j,
+                               .c_stride = c_stride,
+                               .fresh = fresh};
+            mst_tile(&t, height, vectors);
+            r += height;
+        }
+    }
+}
+
+#endif

@@ -9,8 +9,8 @@
  * change none of its bits, so how rows share tiles never shows.
  *
  * Masking is by selection on key indices: invisible scores become -inf before the maximum and weigh
- * exactly 0. Since 0 * NaN is NaN, a block that some row sees only partly is checked for values of V
- * that are not finite, and then each row is multiplied over its own visible keys only.
+ * exactly 0. Since 0 * NaN is NaN, a block that some row sees only partly is checked for values of
+ * V that are not finite, and then each row is multiplied over its own visible keys only.
  */
 #include <math.h>
 
@@ -226,8 +226,7 @@ static void softmax_row(const attn_tile *t, int64_t r, int64_t first, int64_t n,
         high = (float)mst_min_i64(mst_max_i64(t->scratch.high[r] - first, 0), n);
         for (int64_t i = 0; i < vectors; i++) {
             vf place = vf_add(vf_iota(), vf_set1((float)(i * VF_LANES)));
-            vm seen =
-                vm_and(vf_less_equal(vf_set1(low), place), vf_less(place, vf_set1(high)));
+            vm seen = vm_and(vf_less_equal(vf_set1(low), place), vf_less(place, vf_set1(high)));
             vf x = vf_select(seen, vf_mul(vf_load(s + i * VF_LANES), scale), nothing);
             vf_store(s + i * VF_LANES, x);
             top = vf_max(x, top);

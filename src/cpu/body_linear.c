@@ -37,7 +37,8 @@ static void put_weight(const mst_linear_shape *shape, void *packed, int64_t inde
     mst_store_element(packed, shape->weight_dtype, index, value);
 }
 
-/* Columns [begin, end) of one panel from f32 rows that lie contiguous: blocks are transposed in registers. */
+/* Columns [begin, end) of one panel from f32 rows that lie contiguous: blocks are transposed in
+ * registers. */
 static void pack_fast(const float *rows, int64_t row_stride, int64_t depth, int64_t begin,
                       int64_t end, float *panel)
 {
@@ -47,9 +48,8 @@ static void pack_fast(const float *rows, int64_t row_stride, int64_t depth, int6
             int lanes = vf_left(depth, k);
             vf block[VF_LANES];
             for (int i = 0; i < VF_LANES; i++)
-                block[i] = i < columns
-                               ? vf_load_n(rows + (c - begin + i) * row_stride + k, lanes)
-                               : vf_zero();
+                block[i] = i < columns ? vf_load_n(rows + (c - begin + i) * row_stride + k, lanes)
+                                       : vf_zero();
             vf_transpose(block);
             for (int i = 0; i < lanes; i++)
                 vf_store_n(panel + (k + i) * PANEL + c, block[i], columns);
@@ -70,8 +70,8 @@ void MST_FOR_ISA(mst_linear_pack)(const mst_linear_shape *shape, const mstar_ten
         int64_t begin = mst_max_i64(first_row - p * PANEL, 0);
         int64_t end = mst_min_i64(last_row - p * PANEL, PANEL);
         if (begin < end && plain) {
-            const float *rows = (const float *)weight->data +
-                                (p * PANEL + begin - first_row) * weight->strides[0];
+            const float *rows =
+                (const float *)weight->data + (p * PANEL + begin - first_row) * weight->strides[0];
             pack_fast(rows, weight->strides[0], depth, begin, end, (float *)packed + base);
         } else {
             for (int64_t c = begin; c < end; c++) {
@@ -119,9 +119,9 @@ static inline __attribute__((always_inline)) void half_tile_body(const mst_tile_
     }
 }
 
-#define HALF_CASE(n)                                  \
-    case n:                                           \
-        half_tile_body(t, b, n <= VF_ROWS ? n : 1);   \
+#define HALF_CASE(n)                                \
+    case n:                                         \
+        half_tile_body(t, b, n <= VF_ROWS ? n : 1); \
         break;
 
 static void half_tile(const mst_tile_args *t, const uint16_t *b, int rows)
@@ -202,7 +202,8 @@ static void few_tile(const float *a, int64_t a_stride, const void *panels, bool 
     }
 }
 
-/* Bias, activation, residual, one rounding: columns [first, first + columns) of rows from row on. */
+/* Bias, activation, residual, one rounding: columns [first, first + columns) of rows from row on.
+ */
 static void finish(const mst_linear_work *work, const float *c, int64_t c_stride, int64_t row,
                    int rows, int64_t first, int64_t columns)
 {
@@ -246,8 +247,8 @@ static const float *get_x(const mst_linear_work *work, int64_t row, int rows, in
 /* rows of one panel, or (few) of FEW_PANELS panels from it on. */
 static void run_tile(const mst_linear_work *work, int64_t row, int rows, int64_t panel, bool few)
 {
-    _Alignas(64) float c[(VF_ROWS > FEW_ROWS * FEW_PANELS ? VF_ROWS : FEW_ROWS * FEW_PANELS) *
-                         PANEL];
+    _Alignas(
+        64) float c[(VF_ROWS > FEW_ROWS * FEW_PANELS ? VF_ROWS : FEW_ROWS * FEW_PANELS) * PANEL];
     _Alignas(64) float buffer[VF_ROWS * WIDEN_DEPTH];
     const mst_linear_shape *shape = work->shape;
     int64_t depth = shape->in_features;

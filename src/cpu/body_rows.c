@@ -1,6 +1,7 @@
 /*
- * body_rows.c - the row by row operations, for one ISA level: norms, activation, embedding, pooling,
- * normalise, rotary. Sums over a row run lane by lane and then over the lanes in one fixed order.
+ * body_rows.c - the row by row operations, for one ISA level: norms, activation, embedding,
+ * pooling, normalise, rotary. Sums over a row run lane by lane and then over the lanes in one fixed
+ * order.
  */
 #include <math.h>
 

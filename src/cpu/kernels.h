@@ -35,8 +35,8 @@ typedef struct mst_kernels {
     int64_t linear_panel; /* columns of a panel */
     int64_t linear_tile;  /* rows of a full register tile */
     size_t (*linear_packed_bytes)(const mst_linear_shape *shape);
-    /* Columns of panels [panel_begin, panel_end) that come from this part, whose first row is column
-       first_row; columns past out_features become 0. */
+    /* Columns of panels [panel_begin, panel_end) that come from this part, whose first row is
+       column first_row; columns past out_features become 0. */
     void (*linear_pack)(const mst_linear_shape *shape, const mstar_tensor *weight,
                         int64_t first_row, void *packed, int64_t panel_begin, int64_t panel_end);
     /* Rows [row_begin, row_end) of panels [panel_begin, panel_end). */

@@ -11,14 +11,35 @@
 typedef __m512 vf;
 typedef __mmask16 vm;
 
-static inline __mmask16 vf_mask_n(int n) { return (__mmask16)((1U << n) - 1U); }
+static inline __mmask16 vf_mask_n(int n)
+{
+    return (__mmask16)((1U << n) - 1U);
+}
 
-static inline vf vf_zero(void) { return _mm512_setzero_ps(); }
-static inline vf vf_set1(float x) { return _mm512_set1_ps(x); }
-static inline vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
-static inline vf vf_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(vf_mask_n(n), p); }
-static inline void vf_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
-static inline void vf_store_n(float *p, vf x, int n) { _mm512_mask_storeu_ps(p, vf_mask_n(n), x); }
+static inline vf vf_zero(void)
+{
+    return _mm512_setzero_ps();
+}
+static inline vf vf_set1(float x)
+{
+    return _mm512_set1_ps(x);
+}
+static inline vf vf_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+static inline vf vf_load_n(const float *p, int n)
+{
+    return _mm512_maskz_loadu_ps(vf_mask_n(n), p);
+}
+static inline void vf_store(float *p, vf x)
+{
+    _mm512_storeu_ps(p, x);
+}
+static inline void vf_store_n(float *p, vf x, int n)
+{
+    _mm512_mask_storeu_ps(p, vf_mask_n(n), x);
+}
 static inline vf vf_load_bf16_n(const uint16_t *p, int n)
 {
     __m256i half = _mm256_maskz_loadu_epi16(vf_mask_n(n), p);
@@ -46,28 +67,70 @@ static inline void vf_store_bf16_n(uint16_t *p, vf x, int n)
 }
 static inline void vf_store_f16_n(uint16_t *p, vf x, int n)
 {
-    _mm256_mask_storeu_epi16(
-        p, vf_mask_n(n), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm256_mask_storeu_epi16(p, vf_mask_n(n),
+                             _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-static inline vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
-static inline vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
-static inline vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
-static inline vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
-static inline vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
-static inline vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
-static inline vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
-static inline vf vf_sqrt(vf a) { return _mm512_sqrt_ps(a); }
-static inline vf vf_abs(vf a) { return _mm512_abs_ps(a); }
+static inline vf vf_add(vf a, vf b)
+{
+    return _mm512_add_ps(a, b);
+}
+static inline vf vf_sub(vf a, vf b)
+{
+    return _mm512_sub_ps(a, b);
+}
+static inline vf vf_mul(vf a, vf b)
+{
+    return _mm512_mul_ps(a, b);
+}
+static inline vf vf_div(vf a, vf b)
+{
+    return _mm512_div_ps(a, b);
+}
+static inline vf vf_fma(vf a, vf b, vf c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+static inline vf vf_max(vf a, vf b)
+{
+    return _mm512_max_ps(a, b);
+}
+static inline vf vf_min(vf a, vf b)
+{
+    return _mm512_min_ps(a, b);
+}
+static inline vf vf_sqrt(vf a)
+{
+    return _mm512_sqrt_ps(a);
+}
+static inline vf vf_abs(vf a)
+{
+    return _mm512_abs_ps(a);
+}
 static inline vf vf_round(vf a)
 {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-static inline vf vf_scale2(vf a, vf n) { return _mm512_scalef_ps(a, n); }
-static inline vm vf_less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
-static inline vm vf_less_equal(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
-static inline vm vm_and(vm a, vm b) { return (vm)(a & b); }
-static inline vf vf_select(vm mask, vf a, vf b) { return _mm512_mask_blend_ps(mask, b, a); }
+static inline vf vf_scale2(vf a, vf n)
+{
+    return _mm512_scalef_ps(a, n);
+}
+static inline vm vf_less(vf a, vf b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
+}
+static inline vm vf_less_equal(vf a, vf b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ);
+}
+static inline vm vm_and(vm a, vm b)
+{
+    return (vm)(a & b);
+}
+static inline vf vf_select(vm mask, vf a, vf b)
+{
+    return _mm512_mask_blend_ps(mask, b, a);
+}
 static inline vf vf_iota(void)
 {
     return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

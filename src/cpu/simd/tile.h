@@ -69,11 +69,11 @@ static inline __attribute__((always_inline)) void mst_tile_body(const mst_tile_a
     }
 }
 
-#define MST_TILE_CASE(n)                           \
-    case n:                                        \
-        if (vectors == 2)                          \
+#define MST_TILE_CASE(n)                               \
+    case n:                                            \
+        if (vectors == 2)                              \
             mst_tile_body(t, n <= VF_ROWS ? n : 1, 2); \
-        else                                       \
+        else                                           \
             mst_tile_body(t, n <= VF_ROWS ? n : 1, 1); \
         break;
 

@@ -10,8 +10,8 @@
 #include "mstar/ops.h"
 
 /*
- * e^x within about 1 ulp: x = n ln 2 + r (Cody and Waite, two parts of ln 2), e^r by a polynomial of
- * degree 6 (3.1e-9), times 2^n. Below -105 the result is 0, above 89 infinity.
+ * e^x within about 1 ulp: x = n ln 2 + r (Cody and Waite, two parts of ln 2), e^r by a polynomial
+ * of degree 6 (3.1e-9), times 2^n. Below -105 the result is 0, above 89 infinity.
  */
 static inline vf vf_exp(vf x)
 {

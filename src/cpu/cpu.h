@@ -1,0 +1,98 @@
+/* cpu.h - the CPU backend's own: what a device holds, and the entries that other files fill. */
+#ifndef MST_CPU_H
+#define MST_CPU_H
+
+#include "cpu/kernels.h"
+
+/* ISA levels in rising order. A level above what is built or there is served by the best below. */
+typedef enum mst_isa {
+    MST_ISA_LEVEL_SCALAR,
+    MST_ISA_LEVEL_AVX2,
+    MST_ISA_LEVEL_AVX512,
+    MST_ISA_LEVEL_AVX512BF16,
+    MST_ISA_LEVEL_AMX,
+    MST_ISA_LEVELS
+} mst_isa;
+
+typedef struct mst_cpu {
+    const mst_kernels *kernels;
+    const char *kernel_reason;
+    mst_isa isa, isa_best;
+    char model[64];
+    int64_t l1d_bytes, l2_bytes, l3_bytes;
+} mst_cpu;
+
+/* ---- cpuid.c: what the machine has ----------------------------------------------------------- */
+
+bool mst_cpu_has(mst_isa isa);
+void mst_cpu_model(char *text, size_t bytes);
+void mst_cpu_caches(int64_t *l1d, int64_t *l2, int64_t *l3);
+
+/* ---- dispatch.c: which kernels -------------------------------------------------------------- */
+
+const char *mst_isa_name(mst_isa isa);
+/* INVALID_ARGUMENT names the source ("max_isa", "MSTAR_MAX_ISA"), the text and what is accepted. */
+mstar_status mst_isa_parse(const char *source, const char *text, mst_isa *isa);
+/* Fills kernels, kernel_reason, isa and isa_best. max_isa NULL: MSTAR_MAX_ISA, else no limit. */
+mstar_status mst_cpu_dispatch(const char *max_isa, mst_cpu *cpu);
+mstar_status mst_cpu_query_kernel(const mstar_device *device, int32_t index,
+                                  mstar_kernel_info *info);
+/* Static symbol of an op's kernel at a level: "mst_attn_f32_avx2". */
+const char *mst_kernel_symbol(const char *op, mstar_dtype dtype, const mst_kernels *kernels);
+
+static inline const mst_cpu *mst_cpu_of(const mstar_device *device)
+{
+    return device->impl;
+}
+
+/* ---- cpu_attn.c, cpu_linear.c, cpu_rows.c: entries of the vtable ----------------------------- */
+
+void mst_cpu_attn_kernel(const mstar_device *device, const mst_attn_shape *shape,
+                         const char **symbol, const char **reason);
+size_t mst_cpu_attn_scratch_bytes(const mstar_device *device, const mst_attn_shape *shape);
+mst_attn_tile mst_cpu_attn_tile(const mstar_device *device, const mst_attn_shape *shape, int64_t lq,
+                                int64_t lk);
+mst_attn_tile mst_cpu_attn_worst_tile(const mstar_device *device, const mst_attn_shape *shape);
+mstar_status mst_cpu_attn_run(mstar_stream *stream, const mst_attn_call *call);
+
+size_t mst_cpu_linear_packed_bytes(const mstar_device *device, const mst_linear_shape *shape);
+const char *mst_cpu_linear_kernel(const mstar_device *device, const mst_linear_shape *shape);
+void mst_cpu_linear_pack(const mstar_device *device, const mst_linear_shape *shape,
+                         const mstar_tensor *weight, int64_t first_row, void *packed);
+mstar_status mst_cpu_linear_run(mstar_stream *stream, const mst_linear_shape *shape,
+                                const void *packed, const float *bias, int64_t num_rows, mst_rows x,
+                                mst_rows residual, mst_rows out);
+
+mstar_status mst_cpu_layer_norm(mstar_stream *stream, int64_t num_rows, int64_t width, mst_rows x,
+                                mst_rows residual, const float *weight, const float *bias,
+                                float eps, mst_rows out);
+mstar_status mst_cpu_rms_norm(mstar_stream *stream, int64_t num_rows, int64_t width, mst_rows x,
+                              mst_rows residual, const float *weight, float eps, mst_rows out);
+mstar_status mst_cpu_activation(mstar_stream *stream, int64_t num_rows, int64_t width,
+                                mstar_activation activation, mst_rows x, mst_rows out);
+mstar_status mst_cpu_rotary(mstar_stream *stream, int64_t num_tokens, int32_t num_heads,
+                            int32_t head_dim, mst_rows x, int64_t x_head_stride,
+                            const int32_t *positions, double theta, int32_t rotary_dim,
+                            bool interleaved, mst_rows out, int64_t out_head_stride);
+mstar_status mst_cpu_embedding(mstar_stream *stream, int64_t num_rows, int64_t width,
+                               const mst_rows *tables, const int32_t *const *ids,
+                               int32_t num_tables, mst_rows out);
+mstar_status mst_cpu_pooling(mstar_stream *stream, mstar_pooling pooling, int64_t width, mst_rows x,
+                             const int32_t *cu_seqlens, int64_t num_segments, const int32_t *skip,
+                             mst_rows out);
+mstar_status mst_cpu_normalize(mstar_stream *stream, int64_t num_rows, int64_t width, mst_rows x,
+                               mst_rows out);
+
+/* ---- pure functions -------------------------------------------------------------------------- */
+
+/* How a product of rows x panels is cut: a grid of row_parts x panel_parts tasks. */
+typedef struct mst_linear_grid {
+    int64_t row_parts, panel_parts;
+} mst_linear_grid;
+mst_linear_grid mst_linear_split(int64_t rows, int64_t panels, int64_t tile, int32_t threads);
+/* Rows whose x (depth f32 each) stay in the second-level cache while panels stream past. */
+int64_t mst_linear_row_block(int64_t depth, int64_t tile, int64_t l2_bytes);
+/* [*begin, *end) of part i when n is cut into parts as evenly as whole units allow. */
+void mst_cut(int64_t n, int64_t unit, int64_t parts, int64_t i, int64_t *begin, int64_t *end);
+
+#endif

@@ -1,0 +1,131 @@
+/* cpu_linear.c - cuts packing and products into tasks; the sums are in body_linear.c. */
+#include "cpu/cpu.h"
+
+static int64_t count_panels(const mst_kernels *kernels, const mst_linear_shape *shape)
+{
+    return mst_ceil_div(shape->out_features, kernels->linear_panel);
+}
+
+size_t mst_cpu_linear_packed_bytes(const mstar_device *device, const mst_linear_shape *shape)
+{
+    return mst_cpu_of(device)->kernels->linear_packed_bytes(shape);
+}
+
+const char *mst_cpu_linear_kernel(const mstar_device *device, const mst_linear_shape *shape)
+{
+    return mst_kernel_symbol("linear", shape->weight_dtype, mst_cpu_of(device)->kernels);
+}
+
+void mst_cut(int64_t n, int64_t unit, int64_t parts, int64_t i, int64_t *begin, int64_t *end)
+{
+    int64_t units = mst_ceil_div(n, unit);
+    int64_t each = units / parts;
+    int64_t rest = units % parts;
+    int64_t first = i * each + mst_min_i64(i, rest);
+    int64_t count = each + (i < rest ? 1 : 0);
+    *begin = mst_min_i64(first * unit, n);
+    *end = mst_min_i64((first + count) * unit, n);
+}
+
+/*
+ * Rows are cut while every thread gets two full tiles or more: then a thread keeps its rows in its
+ * cache over all panels. Fewer rows are shared by all, and the panels are cut.
+ */
+mst_linear_grid mst_linear_split(int64_t rows, int64_t panels, int64_t tile, int32_t threads)
+{
+    if (threads <= 1 || rows <= 0)
+        return (mst_linear_grid){1, 1};
+    int64_t tiles = mst_ceil_div(rows, tile);
+    if (tiles >= 2 * (int64_t)threads)
+        return (mst_linear_grid){threads, 1};
+    return (mst_linear_grid){1, mst_min_i64(panels, threads)};
+}
+
+/* Half of the cache for x; the panel that streams past and the output share the rest. */
+int64_t mst_linear_row_block(int64_t depth, int64_t tile, int64_t l2_bytes)
+{
+    if (l2_bytes <= 0)
+        l2_bytes = 256 * 1024;
+    int64_t rows = l2_bytes / 2 / mst_max_i64(depth * 4, 1);
+    return mst_max_i64(rows / tile, 2) * tile;
+}
+
+typedef struct pack_job {
+    const mst_kernels *kernels;
+    const mst_linear_shape *shape;
+    const mstar_tensor *weight;
+    int64_t first_row, panel_begin, panel_end;
+    int64_t parts;
+    void *packed;
+} pack_job;
+
+static void pack_task(void *context, int32_t index)
+{
+    const pack_job *job = context;
+    int64_t begin, end;
+    mst_cut(job->panel_end - job->panel_begin, 1, job->parts, index, &begin, &end);
+    job->kernels->linear_pack(job->shape, job->weight, job->first_row, job->packed,
+                              job->panel_begin + begin, job->panel_begin + end);
+}
+
+void mst_cpu_linear_pack(const mstar_device *device, const mst_linear_shape *shape,
+                         const mstar_tensor *weight, int64_t first_row, void *packed)
+{
+    const mst_kernels *kernels = mst_cpu_of(device)->kernels;
+    if (weight->shape[0] == 0)
+        return;
+    pack_job job = {.kernels = kernels,
+                    .shape = shape,
+                    .weight = weight,
+                    .first_row = first_row,
+                    .panel_begin = first_row / kernels->linear_panel,
+                    .panel_end = mst_ceil_div(first_row + weight->shape[0], kernels->linear_panel),
+                    .packed = packed};
+    job.parts = mst_min_i64(job.panel_end - job.panel_begin, (int64_t)device->num_threads * 4);
+    mst_parallel_for(device->pool, device->num_threads, (int32_t)job.parts, pack_task, &job);
+}
+
+typedef struct product_job {
+    const mst_kernels *kernels;
+    mst_linear_work work;
+    mst_linear_grid grid;
+    int64_t rows, panels, row_block;
+} product_job;
+
+static void product_task(void *context, int32_t index)
+{
+    const product_job *job = context;
+    int64_t row_begin, row_end, panel_begin, panel_end;
+    mst_cut(job->rows, job->kernels->linear_tile, job->grid.row_parts,
+            index / job->grid.panel_parts, &row_begin, &row_end);
+    mst_cut(job->panels, 1, job->grid.panel_parts, index % job->grid.panel_parts, &panel_begin,
+            &panel_end);
+    for (int64_t row = row_begin; row < row_end; row += job->row_block)
+        job->kernels->linear_block(&job->work, row, mst_min_i64(row + job->row_block, row_end),
+                                   panel_begin, panel_end);
+}
+
+mstar_status mst_cpu_linear_run(mstar_stream *stream, const mst_linear_shape *shape,
+                                const void *packed, const float *bias, int64_t num_rows, mst_rows x,
+                                mst_rows residual, mst_rows out)
+{
+    const mst_cpu *cpu = mst_cpu_of(stream->device);
+    product_job job = {.kernels = cpu->kernels,
+                       .work = {.shape = shape,
+                                .packed = packed,
+                                .bias = bias,
+                                .x = x,
+                                .residual = residual,
+                                .out = out},
+                       .rows = num_rows,
+                       .panels = count_panels(cpu->kernels, shape)};
+    if (num_rows == 0)
+        return MSTAR_OK;
+    job.grid =
+        mst_linear_split(num_rows, job.panels, cpu->kernels->linear_tile, stream->max_threads);
+    job.row_block =
+        mst_linear_row_block(shape->in_features, cpu->kernels->linear_tile, cpu->l2_bytes);
+    mst_parallel_for(stream->device->pool, stream->max_threads,
+                     (int32_t)(job.grid.row_parts * job.grid.panel_parts), product_task, &job);
+    return MSTAR_OK;
+}

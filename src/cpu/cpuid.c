@@ -1,0 +1,81 @@
+/* cpuid.c - what this machine is: ISA levels, the processor's name, its data caches. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cpu/cpu.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+/* The compiler's runtime asks cpuid and xgetbv, so a level counts only if the system saves its
+ * registers. */
+bool mst_cpu_has(mst_isa isa)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    unsigned int a, b, c, d;
+    bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & (1U << 29)) != 0;
+    avx2 = avx2 && f16c;
+    bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    switch (isa) {
+    case MST_ISA_LEVEL_SCALAR:
+        return true;
+    case MST_ISA_LEVEL_AVX2:
+        return avx2;
+    case MST_ISA_LEVEL_AVX512:
+        return avx512;
+    default:
+        return false; /* no bodies yet */
+    }
+#else
+    return isa == MST_ISA_LEVEL_SCALAR;
+#endif
+}
+
+static void trim(char *text)
+{
+    size_t bytes = strlen(text);
+    while (bytes > 0 && (text[bytes - 1] == ' ' || text[bytes - 1] == '\n'))
+        text[--bytes] = '\0';
+    size_t lead = strspn(text, " ");
+    memmove(text, text + lead, bytes - lead + 1);
+}
+
+void mst_cpu_model(char *text, size_t bytes)
+{
+    (void)snprintf(text, bytes, "%s", "unknown");
+#if defined(__x86_64__)
+    unsigned int words[12];
+    if (__get_cpuid_max(0x80000000U, NULL) < 0x80000004U)
+        return;
+    for (unsigned int i = 0; i < 3; i++) {
+        unsigned int *w = words + i * 4;
+        (void)__get_cpuid(0x80000002U + i, &w[0], &w[1], &w[2], &w[3]);
+    }
+    char brand[sizeof words + 1];
+    memcpy(brand, words, sizeof words);
+    brand[sizeof words] = '\0';
+    trim(brand);
+    if (brand[0] != '\0')
+        (void)snprintf(text, bytes, "%s", brand);
+#else
+    (void)trim;
+#endif
+}
+
+static int64_t cache_bytes(int name)
+{
+    long bytes = sysconf(name);
+    return bytes > 0 ? bytes : 0;
+}
+
+void mst_cpu_caches(int64_t *l1d, int64_t *l2, int64_t *l3)
+{
+    *l1d = cache_bytes(_SC_LEVEL1_DCACHE_SIZE);
+    *l2 = cache_bytes(_SC_LEVEL2_CACHE_SIZE);
+    *l3 = cache_bytes(_SC_LEVEL3_CACHE_SIZE);
+}

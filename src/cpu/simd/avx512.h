@@ -4,6 +4,11 @@
 
 #include <immintrin.h>
 
+/* Without optimisation gcc's own intrinsics are macros, and two of them convert a mask's sign. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wsign-conversion"
+#endif
+
 #define VF_LANES 16
 #define VF_ROWS 14
 #define VF_COLS 2

@@ -108,9 +108,10 @@ MSTAR_API mstar_status mstar_prefixed_prefill_workspace_query(
 
 /*
  * desc is copied. workspace: device memory of at least workspace_bytes, kept, aligned to 64 bytes,
- * never freed by us; NULL lets the wrapper take its own. In graph mode the wrapper is planned once
- * at its ceilings (total tokens spread over max_num_segments segments, the remainder on the first),
- * so run is defined before the first plan; in eager mode run before plan is MSTAR_OUT_OF_ORDER.
+ * never freed by us; NULL lets the wrapper take its own, whatever workspace_bytes. In graph mode
+ * the wrapper is planned once at its ceilings (total tokens spread over max_num_segments segments,
+ * the remainder on the first), so run is defined before the first plan; in eager mode run before
+ * plan is MSTAR_OUT_OF_ORDER.
  */
 MSTAR_API mstar_status mstar_ragged_prefill_create(mstar_device *device,
                                                    const mstar_ragged_prefill_desc *desc,
@@ -151,8 +152,8 @@ MSTAR_API mstar_status mstar_prefixed_prefill_plan(
  * contiguous (stride 1) and the other strides are free, so q, k and v may be slices of one fused
  * projection. q and out may have more rows than the plan, k and v too; fewer is refused, and in
  * graph mode more rows of q or out than max_total_tokens, or of k or v than max_total_kv_tokens,
- * too. out must not overlap q, k, v or lse. lse is [Tq, H] f32 with a contiguous last dimension
- * when the desc asks for it, else NULL.
+ * too. out must not overlap q, k, v, lse or itself. lse is f32 with as many rows as out, [rows, H],
+ * and a contiguous last dimension when the desc asks for it, else NULL.
  */
 MSTAR_API mstar_status mstar_ragged_prefill_run(mstar_ragged_prefill *wrapper, mstar_stream *stream,
                                                 const mstar_tensor *q, const mstar_tensor *k,

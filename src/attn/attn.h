@@ -92,8 +92,8 @@ int64_t mst_attn_cost(int64_t q_rows, int64_t num_heads, int64_t num_keys);
 int32_t mst_attn_cost_class(int64_t cost);
 
 /*
- * The most items that any layout under the ceilings can give, when no tile is smaller than worst.
- * Pure. Exact for tiles that are always least: some layout reaches it.
+ * The most items that any layout under the ceilings can give, when no segment is cut finer than by
+ * worst. Pure. Exact for layouts cut by worst: some layout reaches it.
  */
 int64_t mst_attn_max_items(int64_t max_num_segments, int64_t max_total_tokens, int32_t num_kv_heads,
                            mst_attn_tile worst);

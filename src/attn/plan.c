@@ -154,7 +154,7 @@ mstar_status mst_attn_plan_reserve(mst_attn_plan *plan, const mstar_device *devi
     int64_t num_items = mst_attn_max_items(config->max_num_segments, config->max_total_tokens,
                                            config->shape.num_kv_heads, worst);
     bool one_side = config->kind == MST_ATTN_SELF;
-    size_t bytes;
+    size_t bytes = 0;
     void *block;
     MST_TRY(measure(one_side, config->max_num_segments + 1, num_items, &bytes));
     MST_TRY(mst_alloc(bytes, "attention plan at its ceilings", &block));
@@ -170,7 +170,7 @@ mstar_status mst_attn_plan_reserve(mst_attn_plan *plan, const mstar_device *devi
 static mstar_status grow_block(mst_attn_plan *plan, bool one_side, int64_t num_offsets,
                                int64_t num_items)
 {
-    size_t bytes;
+    size_t bytes = 0;
     void *block = plan->block;
     size_t block_bytes = plan->block_bytes;
     MST_TRY(measure(one_side, num_offsets, num_items, &bytes));

@@ -8,7 +8,7 @@ MODEL ?= build/models/all-MiniLM-L6-v2
 SAMPLES ?= examples/data/samples.txt
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help deps deps-build deps-venv deps-check build model demo check asan tsan layers docs-check \
+.PHONY: help deps deps-build deps-venv deps-check build model demo check asan tsan aarch64 layers docs-check \
 	format format-check install clean venv
 
 help: ## this list
@@ -54,6 +54,14 @@ tsan: venv model ## the tests of everything that uses threads under the thread s
 	@cmake --build --preset tsan -j $(JOBS)
 	@ctest --preset tsan -j $(JOBS) --no-tests=error
 
+# The fork tests are left out: the emulator does not carry other threads' locks over a fork.
+aarch64: deps-check ## cross build and its tests under qemu-user
+	@tools/install_deps.sh cross
+	@tools/get_arm64.sh
+	@cmake --preset aarch64 >/dev/null
+	@cmake --build --preset aarch64 -j $(JOBS)
+	@ctest --preset aarch64 -j $(JOBS) --no-tests=error -E test_parallel
+
 layers: ## check the layer order and the rules of the tree
 	@python3 tools/check_layers.py
 
@@ -70,4 +78,4 @@ install: build ## install into PREFIX (headers, libraries, program, man page, pk
 	@cmake --install build/release --prefix $(PREFIX)
 
 clean: ## remove what was built; the model and the Python environment stay
-	@rm -rf build/release build/dev build/asan build/tsan
+	@rm -rf build/release build/dev build/asan build/tsan build/aarch64

@@ -1,0 +1,80 @@
+/*
+ * batching.c - how a call is cut into batches and who runs them: integers in, integers out.
+ *
+ * Texts run longest first, so that batches that cost the most start first and a worker that comes
+ * last only has a short one left. A large call goes to serial workers, each taking a batch through
+ * all layers without meeting the others; a small one has too little work to hand out, so all
+ * threads share the rows of one batch. Vectors have the same bits either way, so the rule is about
+ * speed alone.
+ */
+#include "model/encoder.h"
+
+/* Fewer tokens than this a worker are not worth a batch of their own. */
+#define MIN_WORKER_TOKENS 256
+/* Rounds that even out workers of unequal speed. */
+#define WANTED_ROUNDS 4
+
+mst_batch_mode mst_batch_choose(int64_t num_segments, int64_t num_tokens, int32_t num_workers)
+{
+    bool many = num_workers > 1 && num_segments / 2 >= num_workers &&
+                num_tokens / MIN_WORKER_TOKENS >= num_workers;
+    return many ? MST_BATCH_SEGMENTS : MST_BATCH_ROWS;
+}
+
+int64_t mst_batch_parts(int64_t num_tokens, int64_t max_batch_tokens, mst_batch_mode mode,
+                        int32_t num_workers)
+{
+    if (mode == MST_BATCH_ROWS)
+        return mst_max_i64(1, mst_ceil_div(num_tokens, max_batch_tokens));
+    int64_t rounds = mst_ceil_div(num_tokens, max_batch_tokens * num_workers);
+    int64_t affordable = num_tokens / ((int64_t)MIN_WORKER_TOKENS * num_workers);
+    rounds = mst_max_i64(rounds, mst_min_i64(WANTED_ROUNDS, affordable));
+    return mst_max_i64(1, rounds) * num_workers;
+}
+
+int64_t mst_batch_order(const int32_t *lengths, int64_t num_lengths, int32_t max_length,
+                        int64_t *counts, int64_t *order)
+{
+    /* counting sort: counts[l] becomes the place of the first text of length l */
+    for (int32_t length = 0; length <= max_length; length++)
+        counts[length] = 0;
+    for (int64_t i = 0; i < num_lengths; i++)
+        counts[lengths[i]]++;
+    int64_t place = 0;
+    for (int32_t length = max_length; length >= 1; length--) {
+        int64_t count = counts[length];
+        counts[length] = place;
+        place += count;
+    }
+    for (int64_t i = 0; i < num_lengths; i++) {
+        if (lengths[i] > 0)
+            order[counts[lengths[i]]++] = i;
+    }
+    return place;
+}
+
+int64_t mst_batch_cut(const int32_t *lengths, const int64_t *order, int64_t num_segments,
+                      int64_t num_tokens, int64_t num_parts, int64_t max_batch_tokens,
+                      int64_t *ends)
+{
+    int64_t batches = 0;
+    int64_t before = 0; /* tokens placed so far */
+    int64_t inside = 0; /* of them in the open batch */
+    int64_t part = 1;
+    for (int64_t i = 0; i < num_segments; i++) {
+        int64_t length = lengths[order[i]];
+        /* a segment goes to the side of the ideal border where most of it lies */
+        bool past_border = 2 * before + length > 2 * (num_tokens * part / num_parts);
+        if (inside > 0 && (past_border || inside + length > max_batch_tokens)) {
+            ends[batches++] = i;
+            inside = 0;
+            while (part < num_parts && num_tokens * part / num_parts <= before)
+                part++;
+        }
+        before += length;
+        inside += length;
+    }
+    if (inside > 0)
+        ends[batches++] = num_segments;
+    return batches;
+}

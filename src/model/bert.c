@@ -1,0 +1,79 @@
+/*
+ * bert.c - the forward of a post-norm BERT encoder over packed tokens.
+ *
+ * Rows are the real tokens of all texts end to end; there is no padded row anywhere. Query, key
+ * and value come out of one product and go to the attention as three strided slices. Each
+ * residual sum is the epilogue of the product before it, so that a half layer is: product,
+ * product with residual in place, norm in place.
+ */
+#include "model/encoder.h"
+
+typedef struct forward {
+    const mst_bert_config *config;
+    mst_worker *worker;
+    mstar_stream *stream;
+    int64_t tokens;
+    mstar_tensor x;             /* [T, hidden] */
+    mstar_tensor q, k, v;       /* [T, H, D], slices of qkv */
+    mstar_tensor qkv;           /* [T, 3 hidden] */
+    mstar_tensor context;       /* [T, hidden] */
+    mstar_tensor context_heads; /* the same as [T, H, D] */
+    mstar_tensor middle;        /* [T, intermediate] */
+} forward;
+
+static mstar_status lay_out(forward *f)
+{
+    const mst_bert_config *config = f->config;
+    int64_t hidden = config->hidden;
+    float *scratch = f->worker->scratch;
+    mstar_tensor *const slices[3] = {&f->q, &f->k, &f->v};
+    f->x = mst_matrix(f->worker->x, f->tokens, hidden);
+    f->qkv = mst_matrix(scratch, f->tokens, 3 * hidden);
+    f->context = mst_matrix(scratch + f->tokens * 3 * hidden, f->tokens, hidden);
+    f->middle = mst_matrix(scratch, f->tokens, config->intermediate);
+    for (int i = 0; i < 3; i++) {
+        MST_TRY(mstar_tensor_slice(&f->qkv, 1, i * hidden, hidden, slices[i]));
+        MST_TRY(mstar_tensor_split_dim(slices[i], 1, config->heads, config->head_dim, slices[i]));
+    }
+    return mstar_tensor_split_dim(&f->context, 1, config->heads, config->head_dim,
+                                  &f->context_heads);
+}
+
+static mstar_status norm(const forward *f, const mst_norm *weights)
+{
+    return mstar_layer_norm(f->stream, &f->x, NULL, &weights->weight, &weights->bias,
+                            f->config->layer_norm_eps, &f->x);
+}
+
+static mstar_status embed_tokens(const forward *f, const mst_weights *weights)
+{
+    const mstar_tensor *tables[3] = {&weights->words, &weights->positions, &weights->types};
+    const int32_t *ids[3] = {f->worker->ids, f->worker->positions, f->worker->type_ids};
+    MST_TRY(mstar_embedding(f->stream, tables, ids, 3, &f->x));
+    return norm(f, &weights->embedding_norm);
+}
+
+static mstar_status run_layer(const forward *f, const mst_layer *layer)
+{
+    MST_TRY(mstar_linear_run(layer->qkv, f->stream, &f->x, NULL, &f->qkv));
+    MST_TRY(mstar_ragged_prefill_run(f->worker->attention, f->stream, &f->q, &f->k, &f->v,
+                                     &f->context_heads, NULL));
+    MST_TRY(mstar_linear_run(layer->attention_out, f->stream, &f->context, &f->x, &f->x));
+    MST_TRY(norm(f, &layer->attention_norm));
+    MST_TRY(mstar_linear_run(layer->up, f->stream, &f->x, NULL, &f->middle));
+    MST_TRY(mstar_linear_run(layer->down, f->stream, &f->middle, &f->x, &f->x));
+    return norm(f, &layer->out_norm);
+}
+
+mstar_status mst_bert_forward(const mst_bert_config *config, const mst_weights *weights,
+                              mst_worker *worker, mstar_stream *stream, int64_t num_tokens,
+                              int64_t num_segments)
+{
+    forward f = {.config = config, .worker = worker, .stream = stream, .tokens = num_tokens};
+    MST_TRY(lay_out(&f));
+    MST_TRY(mstar_ragged_prefill_plan(worker->attention, stream, worker->offsets, num_segments, 0));
+    MST_TRY(embed_tokens(&f, weights));
+    for (int32_t i = 0; i < weights->num_layers; i++)
+        MST_TRY(run_layer(&f, &weights->layers[i]));
+    return MSTAR_OK;
+}

@@ -1,0 +1,237 @@
+/*
+ * encoder.c - the text encoder object: load, query, release.
+ *
+ * Load runs from cheap to dear: the caller's desc, the folder's configs, the tokenizer, the
+ * checkpoint's headers, and only then memory for weights and workers.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "model/encoder.h"
+
+#define DEFAULT_BATCH_TOKENS 1024
+#define MAX_BATCH_TOKENS (1 << 24)
+
+void mstar_encoder_desc_init(mstar_encoder_desc *desc)
+{
+    if (desc == NULL)
+        return;
+    memset(desc, 0, sizeof *desc);
+    desc->struct_size = (uint32_t)sizeof *desc;
+    desc->dtype = MSTAR_DTYPE_F32;
+    desc->pooling = -1;
+    desc->normalize = -1;
+    desc->max_tokens = -1;
+    desc->truncate = MSTAR_TRUNCATE_END;
+    desc->max_batch_tokens = -1;
+    desc->prompt_name = NULL;
+}
+
+static mstar_status check_desc(const mstar_encoder_desc *desc)
+{
+    if (desc->dtype != MSTAR_DTYPE_F32 && desc->dtype != MSTAR_DTYPE_BF16)
+        return mst_fail(MSTAR_INVALID_ARGUMENT, "desc.dtype is %s (%d); it must be f32 or bf16",
+                        mstar_dtype_name(desc->dtype), (int)desc->dtype);
+    MST_TRY(mst_check_range("desc.pooling", desc->pooling, -1, MST_NUM_POOLINGS - 1));
+    MST_TRY(mst_check_range("desc.normalize", desc->normalize, -1, 1));
+    MST_TRY(mst_check_range("desc.truncate", (int64_t)desc->truncate, MSTAR_TRUNCATE_END,
+                            MSTAR_TRUNCATE_ERROR));
+    return MSTAR_OK;
+}
+
+/* ---- load ------------------------------------------------------------------------------------ */
+
+/* Tokens of a text without a limit, special ones included; *last_special: the last is one. */
+static mstar_status count_tokens(const mstar_tokenizer *tokenizer, const char *text, int64_t *count,
+                                 bool *last_special)
+{
+    mstar_tokens tokens;
+    const mstar_text given = {text, strlen(text)};
+    mstar_tokens_init(&tokens);
+    mstar_status status = mstar_tokenizer_encode(tokenizer, NULL, &given, NULL, &tokens);
+    if (status == MSTAR_OK) {
+        *count = tokens.count;
+        *last_special = tokens.count > 0 && tokens.special[tokens.count - 1] != 0;
+    }
+    mstar_tokens_release(&tokens);
+    return status;
+}
+
+static mstar_status load_tokenizer(const mstar_encoder_desc *desc, mstar_encoder *encoder)
+{
+    const mst_folder *folder = &encoder->folder;
+    int64_t count;
+    bool last_special;
+    MST_TRY(mstar_tokenizer_load(folder->transformer, &encoder->tokenizer));
+    int64_t vocab = mstar_tokenizer_get_vocab_size(encoder->tokenizer);
+    if (vocab > folder->config.vocab_size)
+        return mst_fail(MSTAR_BAD_DATA,
+                        "%s: the tokenizer has ids up to %lld; vocab_size of config.json is %d",
+                        folder->transformer, (long long)(vocab - 1), folder->config.vocab_size);
+    MST_TRY(count_tokens(encoder->tokenizer, "", &count, &last_special));
+    if (folder->max_tokens < count)
+        return mst_fail(desc->max_tokens != -1 ? MSTAR_INVALID_ARGUMENT : MSTAR_BAD_DATA,
+                        "%s is %lld; special tokens alone are %lld",
+                        desc->max_tokens != -1 ? "desc.max_tokens" : folder->max_tokens_source,
+                        (long long)folder->max_tokens, (long long)count);
+    mstar_tokenize_desc_init(&encoder->tokenize);
+    encoder->tokenize.max_tokens = folder->max_tokens;
+    encoder->tokenize.truncate = desc->truncate;
+    if (!folder->include_prompt && folder->prompt[0] != '\0') {
+        /* the closing special token belongs to the text, not to the prompt */
+        MST_TRY(count_tokens(encoder->tokenizer, folder->prompt, &count, &last_special));
+        encoder->prompt_tokens =
+            (int32_t)mst_min_i64(count - (last_special ? 1 : 0), folder->max_tokens);
+    }
+    return MSTAR_OK;
+}
+
+static mstar_status choose_batch_tokens(const mstar_encoder_desc *desc, mstar_encoder *encoder)
+{
+    encoder->max_batch_tokens = mst_max_i64(DEFAULT_BATCH_TOKENS, encoder->folder.max_tokens);
+    if (desc->max_batch_tokens == -1)
+        return MSTAR_OK;
+    MST_TRY(mst_check_range("desc.max_batch_tokens", desc->max_batch_tokens,
+                            encoder->folder.max_tokens, MAX_BATCH_TOKENS));
+    encoder->max_batch_tokens = desc->max_batch_tokens;
+    return MSTAR_OK;
+}
+
+static mstar_status open_workers(mstar_encoder *encoder)
+{
+    void *memory;
+    MST_TRY(
+        mst_alloc_array(encoder->folder.max_tokens + 1, sizeof(int64_t), "length counts", &memory));
+    encoder->counts = memory;
+    MST_TRY(mst_alloc_array(encoder->device->num_threads, sizeof *encoder->workers, "workers",
+                            &memory));
+    encoder->workers = memory;
+    for (int32_t i = 0; i < encoder->device->num_threads; i++) {
+        MST_TRY(mst_worker_open(encoder->device, &encoder->folder, encoder->max_batch_tokens,
+                                &encoder->workers[i]));
+        encoder->num_workers++;
+    }
+    return mstar_stream_create(encoder->device, -1, &encoder->stream);
+}
+
+static mstar_status load_all(const char *path, const mstar_encoder_desc *desc,
+                             mstar_encoder *encoder)
+{
+    MST_TRY(mst_folder_read(path, desc, &encoder->folder));
+    MST_TRY(choose_batch_tokens(desc, encoder));
+    MST_TRY(load_tokenizer(desc, encoder));
+    MST_TRY(mst_weights_load(encoder->device, &encoder->folder, encoder->dtype, &encoder->weights));
+    return open_workers(encoder);
+}
+
+mstar_status mstar_encoder_load(mstar_device *device, const char *folder,
+                                const mstar_encoder_desc *desc, mstar_encoder **encoder)
+{
+    mstar_encoder_desc full;
+    void *memory;
+    MST_TRY(mst_check_not_null("device", device));
+    MST_TRY(mst_check_not_null("folder", folder));
+    MST_TRY(mst_check_not_null("encoder", encoder));
+    mstar_encoder_desc_init(&full);
+    MST_TRY(mst_desc_read("desc", desc, &full, sizeof full));
+    MST_TRY(check_desc(&full));
+    if (device->backend->kind != MSTAR_DEVICE_CPU)
+        return mst_fail(MSTAR_NOT_SUPPORTED, "device is %s; encoders run on cpu",
+                        device->backend->name);
+    MST_TRY(mst_alloc_zero(sizeof **encoder, "encoder", &memory));
+    mstar_encoder *fresh = memory;
+    fresh->device = device;
+    fresh->dtype = full.dtype;
+    mst_device_retain(device);
+    mstar_status status = load_all(folder, &full, fresh);
+    if (status != MSTAR_OK) {
+        mstar_encoder_release(fresh);
+        return status;
+    }
+    *encoder = fresh;
+    return MSTAR_OK;
+}
+
+void mstar_encoder_release(mstar_encoder *encoder)
+{
+    if (encoder == NULL)
+        return;
+    for (int32_t i = 0; i < encoder->num_workers; i++)
+        mst_worker_close(&encoder->workers[i]);
+    mstar_stream_destroy(encoder->stream);
+    mst_weights_release(&encoder->weights);
+    mstar_tokenizer_release(encoder->tokenizer);
+    mst_folder_release(&encoder->folder);
+    mst_free(encoder->workers);
+    mst_free(encoder->counts);
+    mst_free(encoder->segments);
+    mst_free(encoder->lengths);
+    mst_free(encoder->order);
+    mst_free(encoder->ends);
+    mst_device_release(encoder->device);
+    mst_free(encoder);
+}
+
+/* ---- query ----------------------------------------------------------------------------------- */
+
+static void copy_text(char *out, size_t bytes, const char *text)
+{
+    (void)snprintf(out, bytes, "%s", text);
+}
+
+/* Cut to fit, but never inside a UTF-8 sequence. */
+static void copy_prompt(char *out, size_t bytes, const char *prompt)
+{
+    size_t length = strlen(prompt);
+    if (length >= bytes) {
+        length = bytes - 1;
+        while (length > 0 && ((unsigned char)prompt[length] & 0xc0) == 0x80)
+            length--;
+    }
+    memcpy(out, prompt, length);
+    out[length] = '\0';
+}
+
+mstar_status mstar_encoder_query(const mstar_encoder *encoder, mstar_encoder_info *info)
+{
+    mstar_encoder_info full;
+    MST_TRY(mst_check_not_null("encoder", encoder));
+    const mst_folder *folder = &encoder->folder;
+    const mst_bert_config *config = &folder->config;
+    memset(&full, 0, sizeof full);
+    full.struct_size = (uint32_t)sizeof full;
+    full.layers = config->layers;
+    full.heads = config->heads;
+    full.head_dim = config->head_dim;
+    full.hidden = config->hidden;
+    full.intermediate = config->intermediate;
+    full.dims = (int32_t)folder->dims;
+    full.normalize = folder->normalize;
+    full.num_poolings = folder->num_poolings;
+    memcpy(full.poolings, folder->poolings, sizeof full.poolings);
+    full.dtype = encoder->dtype;
+    full.vocab_size = config->vocab_size;
+    full.max_tokens = folder->max_tokens;
+    full.max_batch_tokens = encoder->max_batch_tokens;
+    full.parameters = encoder->weights.parameters;
+    full.weight_bytes = encoder->weights.bytes;
+    full.num_workers = encoder->num_workers;
+    for (int32_t i = 0; i < encoder->num_workers; i++) {
+        size_t bytes;
+        MST_TRY(mst_worker_bytes(&encoder->workers[i], &bytes));
+        full.arena_bytes += bytes;
+    }
+    copy_text(full.model_type, sizeof full.model_type, config->model_type);
+    copy_text(full.activation, sizeof full.activation, mstar_activation_name(config->activation));
+    copy_text(full.pooling_source, sizeof full.pooling_source, folder->pooling_source);
+    copy_text(full.normalize_source, sizeof full.normalize_source, folder->normalize_source);
+    copy_text(full.max_tokens_source, sizeof full.max_tokens_source, folder->max_tokens_source);
+    copy_text(full.prompt_source, sizeof full.prompt_source, folder->prompt_source);
+    copy_prompt(full.prompt, sizeof full.prompt, folder->prompt);
+    return mst_info_write("info", &full, sizeof full, info);
+}
+
+const mstar_tokenizer *mstar_encoder_get_tokenizer(const mstar_encoder *encoder)
+{
+    return encoder != NULL ? encoder->tokenizer : NULL;
+}

@@ -1,0 +1,82 @@
+/*
+ * worker.c - one serial stream with the memory of one batch.
+ *
+ * Everything that a forward touches is cut from one arena, sized at load for the largest batch;
+ * the same code counts the bytes and hands out the pieces. A layer's wide products share one
+ * region, since they are never alive together: qkv and the attention's output in the first half of
+ * a layer, the intermediate rows in the second, pooled vectors after the last.
+ */
+#include "model/encoder.h"
+
+static int64_t scratch_width(const mst_folder *folder)
+{
+    int64_t attention = 4 * (int64_t)folder->config.hidden;
+    int64_t width = mst_max_i64(attention, folder->config.intermediate);
+    return mst_max_i64(width, mst_pooler_width(folder));
+}
+
+static void cut(mst_arena *arena, const mst_folder *folder, int64_t tokens, mst_worker *worker)
+{
+    worker->x = mst_arena_take(arena, tokens * folder->config.hidden, sizeof(float));
+    worker->scratch = mst_arena_take(arena, tokens * scratch_width(folder), sizeof(float));
+    worker->ids = mst_arena_take(arena, tokens, sizeof(int32_t));
+    worker->type_ids = mst_arena_take(arena, tokens, sizeof(int32_t));
+    worker->positions = mst_arena_take(arena, tokens, sizeof(int32_t));
+    worker->offsets = mst_arena_take(arena, tokens + 1, sizeof(int32_t));
+    worker->skip = mst_arena_take(arena, tokens, sizeof(int32_t));
+}
+
+static mstar_status open_all(mstar_device *device, const mst_folder *folder, int64_t tokens,
+                             mst_worker *worker)
+{
+    mst_arena arena;
+    mst_arena_count(&arena);
+    cut(&arena, folder, tokens, worker);
+    if (arena.overflowed)
+        return mst_fail(MSTAR_OUT_OF_MEMORY,
+                        "max_batch_tokens is %lld; its activations pass the address space",
+                        (long long)tokens);
+    worker->memory_bytes = arena.used;
+    MST_TRY(mst_alloc(worker->memory_bytes, "activations", &worker->memory));
+    mst_arena_over(&arena, worker->memory, worker->memory_bytes);
+    cut(&arena, folder, tokens, worker);
+    MST_TRY(mstar_stream_create(device, 1, &worker->stream));
+    mstar_ragged_prefill_desc desc;
+    mstar_ragged_prefill_desc_init(&desc);
+    desc.num_qo_heads = folder->config.heads;
+    desc.num_kv_heads = folder->config.heads;
+    desc.head_dim = folder->config.head_dim;
+    desc.q_data_type = MSTAR_DTYPE_F32;
+    return mstar_ragged_prefill_create(device, &desc, NULL, 0, &worker->attention);
+}
+
+mstar_status mst_worker_open(mstar_device *device, const mst_folder *folder,
+                             int64_t max_batch_tokens, mst_worker *worker)
+{
+    *worker = (mst_worker){.stream = NULL};
+    mstar_tokens_init(&worker->tokens);
+    mstar_status status = open_all(device, folder, max_batch_tokens, worker);
+    if (status != MSTAR_OK)
+        mst_worker_close(worker);
+    return status;
+}
+
+void mst_worker_close(mst_worker *worker)
+{
+    mstar_ragged_prefill_destroy(worker->attention);
+    mstar_stream_destroy(worker->stream);
+    mst_free(worker->memory);
+    mstar_tokens_release(&worker->tokens);
+    mst_free(worker->stored_ids);
+    mst_free(worker->text);
+    mst_free(worker->lower);
+    *worker = (mst_worker){.stream = NULL};
+}
+
+mstar_status mst_worker_bytes(const mst_worker *worker, size_t *bytes)
+{
+    mstar_ragged_prefill_info info = {.struct_size = sizeof info};
+    MST_TRY(mstar_ragged_prefill_query(worker->attention, &info));
+    *bytes = worker->memory_bytes + info.workspace_bytes + info.plan_bytes;
+    return MSTAR_OK;
+}

@@ -117,8 +117,14 @@ uint16_t mst_f32_to_f16(float value)
     if (magnitude >= 0x477ff000U) /* 65520 and above round to infinity */
         return (uint16_t)(sign | 0x7c00U);
     if (magnitude < 0x38800000U) {
-        /* below 2^-14: adding 0.5 leaves the result, rounded to even, in the low mantissa bits */
-        return (uint16_t)(sign | (bits_of(float_of(magnitude) + 0.5f) - 0x3f000000U));
+        /* Below 2^-14: units of 2^-24, rounded in integers, since a floating-point sum would follow
+         * the rounding mode of the calling thread. Up to 2^-25 gives 0. */
+        if (magnitude <= 0x33000000U)
+            return sign;
+        uint32_t shift = 126U - (magnitude >> 23);
+        uint32_t whole = (magnitude & 0x7fffffU) | 0x800000U;
+        whole += (1U << (shift - 1)) - 1U + ((whole >> shift) & 1U);
+        return (uint16_t)(sign | (whole >> shift));
     }
     magnitude += 0xfffU + ((magnitude >> 13) & 1U);
     return (uint16_t)(sign | ((magnitude - 0x38000000U) >> 13));

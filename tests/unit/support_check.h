@@ -1,0 +1,93 @@
+/*
+ * support_check.h - what several unit tests share: random numbers, failed allocations, rows with
+ * poison around them, and one device for each ISA level that the machine has.
+ */
+#ifndef SUPPORT_CHECK_H
+#define SUPPORT_CHECK_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "mstar.h"
+
+/* ---- random numbers (splitmix64) ------------------------------------------------------------- */
+
+typedef struct check_rng {
+    uint64_t state;
+} check_rng;
+uint64_t check_bits(check_rng *rng);
+/* In [low, high). */
+double check_uniform(check_rng *rng, double low, double high);
+/* From low to high, both included. */
+int64_t check_integer(check_rng *rng, int64_t low, int64_t high);
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+/* The status, and a piece of the last error's text. */
+void check_failed(mstar_status got, mstar_status want, const char *piece, const char *file,
+                  int line);
+#define CHECK_FAILED(call, want, piece) check_failed((call), (want), (piece), __FILE__, __LINE__)
+#define CHECK_INVALID(call, piece) CHECK_FAILED(call, MSTAR_INVALID_ARGUMENT, piece)
+/* OK, or the last error's text in the failure. */
+void check_ok(mstar_status got, const char *file, int line);
+#define CHECK_OK(call) check_ok((call), __FILE__, __LINE__)
+
+/*
+ * Fails the first, second, third ... allocation of attempt until it gets by. Each failure must be
+ * OUT_OF_MEMORY and leave no allocation behind. attempt undoes itself when it succeeds. Returns how
+ * many allocations were failed.
+ */
+uint64_t check_alloc_faults(mstar_status (*attempt)(void *context), void *context);
+uint64_t check_live_allocations(void);
+
+/* ---- rows with poison ------------------------------------------------------------------------ */
+
+/*
+ * A [rows, width] view inside a larger block. Every byte of the block starts as 0xff, which is NaN
+ * in f32, bf16 and f16: what a call reads by mistake shows in its result, and what it writes
+ * outside of the view, or to an input, shows against the shadow copy.
+ */
+typedef struct check_rows {
+    mstar_tensor tensor;
+    unsigned char *block, *shadow;
+    size_t bytes;
+} check_rows;
+/* stride >= width: distance between rows in elements. */
+check_rows check_rows_make(mstar_dtype dtype, int64_t rows, int64_t width, int64_t stride);
+void check_rows_free(check_rows *rows);
+float check_rows_get(const check_rows *rows, int64_t row, int64_t column);
+void check_rows_set(check_rows *rows, int64_t row, int64_t column, double value);
+/* Values in [low, high), rounded to the dtype. */
+void check_rows_fill(check_rows *rows, check_rng *rng, double low, double high);
+/* Takes the block as it is now for the shadow. */
+void check_rows_freeze(check_rows *rows);
+/* Nothing outside of the view has changed since the freeze. */
+void check_rows_outside(const check_rows *rows, const char *what);
+/* Nothing at all has changed since the freeze. */
+void check_rows_unchanged(const check_rows *rows, const char *what);
+/* Address and bytes of one row of the view. */
+const void *check_row(const check_rows *rows, int64_t row);
+size_t check_row_bytes(const check_rows *rows);
+
+/* ---- numbers --------------------------------------------------------------------------------- */
+
+/* Half an ulp of the dtype at value: the error of one rounding, subnormals included. */
+double check_rounding(mstar_dtype dtype, double value);
+/* n roundings of f32 one after another: n u / (1 - n u). */
+double check_gamma(int64_t n);
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
+/* Opens a CPU device limited to an ISA level; NULL, with a line that says so, where the machine or
+ * the build lacks the level. */
+mstar_device *check_open(const char *isa, int32_t num_threads);
+#define CHECK_ISAS                 \
+    {                              \
+        "scalar", "avx2", "avx512" \
+    }
+
+#endif

@@ -111,7 +111,7 @@ typedef enum mstar_pooling {
     MSTAR_POOLING_MAX = 1, /* largest value, component by component */
     MSTAR_POOLING_MEAN = 2,
     MSTAR_POOLING_MEAN_SQRT_LEN = 3, /* sum / sqrt(n) */
-    MSTAR_POOLING_WEIGHTED_MEAN = 4, /* weights 1..n by position */
+    MSTAR_POOLING_WEIGHTED_MEAN = 4, /* weights 1..n by place in the segment, skipped or not */
     MSTAR_POOLING_LAST = 5           /* last token */
 } mstar_pooling;
 /* "cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken"; "unknown" outside. Static

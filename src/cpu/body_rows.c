@@ -94,8 +94,8 @@ void MST_FOR_ISA(mst_embedding_row)(int64_t width, const mst_rows *tables,
 
 /* Rows in order, a column a chain; the divisor is exact for any length that fits memory. */
 void MST_FOR_ISA(mst_pooling_segment)(mstar_pooling pooling, int64_t width, mst_rows x,
-                                      int64_t row_begin, int64_t row_end, mst_rows out,
-                                      int64_t segment)
+                                      int64_t row_begin, int64_t row_end, int64_t skipped,
+                                      mst_rows out, int64_t segment)
 {
     int64_t rows = row_end - row_begin;
     double divisor = 1.0;
@@ -104,21 +104,22 @@ void MST_FOR_ISA(mst_pooling_segment)(mstar_pooling pooling, int64_t width, mst_
     else if (pooling == MSTAR_POOLING_MEAN_SQRT_LEN)
         divisor = sqrt((double)rows);
     else if (pooling == MSTAR_POOLING_WEIGHTED_MEAN)
-        divisor = (double)rows * ((double)rows + 1.0) / 2.0;
+        divisor = (double)rows * (2.0 * (double)skipped + (double)rows + 1.0) / 2.0;
+    vf first = vf_set1(pooling == MSTAR_POOLING_WEIGHTED_MEAN ? (float)(skipped + 1) : 1.0f);
     for (int64_t i = 0; i < width; i += VF_LANES) {
         int n = vf_left(width, i);
         vf y = vf_zero();
         if (rows > 0 && pooling == MSTAR_POOLING_LAST) {
             y = load_row(x, row_end - 1, i, n);
         } else if (rows > 0) {
-            y = load_row(x, row_begin, i, n);
+            y = vf_mul(load_row(x, row_begin, i, n), first);
             for (int64_t r = row_begin + 1; r < row_end && pooling != MSTAR_POOLING_CLS; r++) {
                 vf v = load_row(x, r, i, n);
                 if (pooling == MSTAR_POOLING_MAX) /* a NaN on either side stays */
                     y = vf_select(vf_less_equal(v, y), y,
                                   vf_select(vf_less(y, v), v, vf_add(y, v)));
                 else if (pooling == MSTAR_POOLING_WEIGHTED_MEAN)
-                    y = vf_fma(v, vf_set1((float)(r - row_begin + 1)), y);
+                    y = vf_fma(v, vf_set1((float)(skipped + r - row_begin + 1)), y);
                 else
                     y = vf_add(y, v);
             }

@@ -134,9 +134,9 @@ static void pooling_row(const rows_job *job, int64_t segment)
 {
     int64_t begin = job->cu_seqlens[segment];
     int64_t end = job->cu_seqlens[segment + 1];
-    if (job->skip != NULL)
-        begin = mst_min_i64(begin + job->skip[segment], end);
-    job->kernels->pooling_segment(job->pooling, job->width, job->x, begin, end, job->out, segment);
+    int64_t skipped = job->skip != NULL ? mst_min_i64(job->skip[segment], end - begin) : 0;
+    job->kernels->pooling_segment(job->pooling, job->width, job->x, begin + skipped, end, skipped,
+                                  job->out, segment);
 }
 
 mstar_status mst_cpu_pooling(mstar_stream *stream, mstar_pooling pooling, int64_t width, mst_rows x,

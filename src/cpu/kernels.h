@@ -52,7 +52,7 @@ typedef struct mst_kernels {
     void (*embedding_row)(int64_t width, const mst_rows *tables, const int32_t *const *ids,
                           int32_t num_tables, mst_rows out, int64_t row);
     void (*pooling_segment)(mstar_pooling pooling, int64_t width, mst_rows x, int64_t row_begin,
-                            int64_t row_end, mst_rows out, int64_t segment);
+                            int64_t row_end, int64_t skipped, mst_rows out, int64_t segment);
     void (*normalize_row)(int64_t width, mst_rows x, mst_rows out, int64_t row);
     void (*rotary_row)(int32_t num_heads, int32_t head_dim, mst_rows x, int64_t x_head_stride,
                        int32_t position, double theta, int32_t rotary_dim, bool interleaved,

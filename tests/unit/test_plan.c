@@ -107,8 +107,8 @@ static void check_list(const mst_attn_config *config, const mst_attn_layout *lay
             for (int64_t key = 0; key < lk; key++) {
                 int64_t place = lk - lq + row;
                 bool visible = (!causal || key <= place) &&
-                               (shape->window_left < 0 || key >= place - shape->window_left) &&
-                               (shape->window_right < 0 || key <= place + shape->window_right);
+                               (shape->window_left < 0 || place - key <= shape->window_left) &&
+                               (shape->window_right < 0 || key - place <= shape->window_right);
                 if (visible)
                     assert_true(key >= item->kv_begin && key < item->kv_end);
             }

@@ -77,7 +77,7 @@ static mstar_status check_copy(const mstar_buffer *buffer, const mstar_stream *s
 mstar_status mstar_buffer_upload(mstar_buffer *buffer, mstar_stream *stream, size_t offset_bytes,
                                  const void *source, size_t bytes)
 {
-    unsigned char *place;
+    unsigned char *place = NULL;
     MST_TRY(check_copy(buffer, stream, offset_bytes, "source", source, bytes, &place));
     return bytes == 0 ? MSTAR_OK : buffer->device->backend->copy(stream, place, source, bytes);
 }
@@ -85,7 +85,7 @@ mstar_status mstar_buffer_upload(mstar_buffer *buffer, mstar_stream *stream, siz
 mstar_status mstar_buffer_download(const mstar_buffer *buffer, mstar_stream *stream,
                                    size_t offset_bytes, void *destination, size_t bytes)
 {
-    unsigned char *place;
+    unsigned char *place = NULL;
     MST_TRY(check_copy(buffer, stream, offset_bytes, "destination", destination, bytes, &place));
     return bytes == 0 ? MSTAR_OK : buffer->device->backend->copy(stream, destination, place, bytes);
 }

@@ -76,7 +76,7 @@ mstar_status mstar_device_open(const char *name, const mstar_device_desc *desc,
     mstar_device_desc full;
     mstar_device_desc_init(&full);
     MST_TRY(mst_desc_read("desc", desc, &full, sizeof full));
-    const mst_backend *backend;
+    const mst_backend *backend = NULL;
     int32_t index;
     MST_TRY(find_backend(name, &backend, &index));
     void *memory;

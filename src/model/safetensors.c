@@ -227,7 +227,7 @@ mstar_status mst_safetensors_scan(const char *path, const void *data, size_t byt
                                   mst_safetensors *out)
 {
     const unsigned char *all = data;
-    uint64_t header_bytes;
+    uint64_t header_bytes = 0;
     json_t *header = NULL;
     mstar_status status;
     MST_TRY(find_header(path, all, bytes, &header_bytes));

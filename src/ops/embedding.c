@@ -6,7 +6,7 @@
 static mstar_status check_table(const mstar_device *device, int32_t index,
                                 const mstar_tensor *table, const mstar_tensor *out)
 {
-    char name[16];
+    char name[24];
     (void)snprintf(name, sizeof name, "tables[%d]", index);
     MST_TRY(mst_ops_check_input(device, name, table, 2));
     MST_TRY(mst_tensor_check_dim(name, table, 1, out->shape[1]));
@@ -16,7 +16,7 @@ static mstar_status check_table(const mstar_device *device, int32_t index,
 static mstar_status check_ids(int32_t index, const int32_t *ids, const mstar_tensor *table,
                               const mstar_tensor *out)
 {
-    char name[16];
+    char name[24];
     (void)snprintf(name, sizeof name, "ids[%d]", index);
     MST_TRY(mst_ops_check_ints(name, ids, out->shape[0], out));
     for (int64_t t = 0; t < out->shape[0]; t++) {

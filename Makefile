@@ -49,10 +49,11 @@ asan: venv model ## the tests under the address and undefined behaviour sanitize
 	@cmake --build --preset asan -j $(JOBS)
 	@ctest --preset asan -j $(JOBS) --no-tests=error
 
-tsan: venv model ## the tests of everything that uses threads under the thread sanitizer
+# In one process: the Python tests start the program or load the library, and find no more races.
+tsan: venv model ## the unit tests and examples under the thread sanitizer
 	@cmake --preset tsan >/dev/null
 	@cmake --build --preset tsan -j $(JOBS)
-	@ctest --preset tsan -j $(JOBS) --no-tests=error
+	@ctest --preset tsan -j $(JOBS) --no-tests=error -R '^(unit|example)'
 
 # The fork tests are left out: the emulator does not carry other threads' locks over a fork.
 aarch64: deps-check ## cross build and its tests under qemu-user

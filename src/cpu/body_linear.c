@@ -7,6 +7,7 @@
  * which hides the latency of the chains; three rows and more take one panel and a register tile.
  */
 #include "cpu/body.h"
+#include "cpu/linear_finish.h"
 #include "cpu/simd/tile.h"
 #include "cpu/simd/vmath.h"
 
@@ -204,27 +205,6 @@ static void few_tile(const float *a, int64_t a_stride, const void *panels, bool 
     }
 }
 
-/* Bias, activation, residual, one rounding: columns [first, first + columns) of rows from row on.
- */
-static void finish(const mst_linear_work *work, const float *c, int64_t c_stride, int64_t row,
-                   int rows, int64_t first, int64_t columns)
-{
-    mstar_activation activation = work->shape->activation;
-    columns = mst_min_i64(columns, work->shape->out_features - first);
-    for (int r = 0; r < rows; r++) {
-        for (int64_t j = 0; j < columns; j += VF_LANES) {
-            int n = vf_left(columns, j);
-            vf y = vf_add(vf_load(c + r * c_stride + j), vf_load(work->bias + first + j));
-            y = vf_activate(activation, y);
-            if (work->residual.data != NULL)
-                y = vf_add(y, vf_load_any_n(work->residual.data, work->residual.dtype,
-                                            (row + r) * work->residual.row_stride + first + j, n));
-            vf_store_any_n(work->out.data, work->out.dtype,
-                           (row + r) * work->out.row_stride + first + j, y, n);
-        }
-    }
-}
-
 /*
  * Rows whose distance is a multiple of a large power of two fall into the same few sets of the
  * first cache and push each other out; with more rows than ways, x is copied, a step of depth at a
@@ -295,7 +275,7 @@ static void run_tile(const mst_linear_work *work, int64_t row, int rows, int64_t
             mst_tile_by_rows(&t, rows, 2);
         }
     }
-    finish(work, c, width, row, rows, panel * PANEL, width);
+    mst_linear_finish(work, c, width, row, rows, panel * PANEL, width);
 }
 
 void MST_FOR_ISA(mst_linear_block)(const mst_linear_work *work, int64_t row_begin, int64_t row_end,

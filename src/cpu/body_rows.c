@@ -130,8 +130,8 @@ void MST_FOR_ISA(mst_pooling_segment)(mstar_pooling pooling, int64_t width, mst_
     }
 }
 
-/* The sum of squares is redone in f64, scaled, where f32 would overflow or vanish. */
-static float length_of(int64_t width, mst_rows x, int64_t row)
+/* The sum of squares is redone in f64 where f32 would overflow or vanish. */
+static double length_of(int64_t width, mst_rows x, int64_t row)
 {
     vf squares = vf_zero();
     for (int64_t i = 0; i < width; i += VF_LANES) {
@@ -140,23 +140,26 @@ static float length_of(int64_t width, mst_rows x, int64_t row)
     }
     float sum = vf_sum(squares);
     if (sum > 1e-30f && sum < 1e37f)
-        return sqrtf(sum);
+        return (double)sqrtf(sum);
     double wide = 0.0;
     for (int64_t i = 0; i < width; i++) {
         double y = (double)mst_load_element(x.data, x.dtype, row * x.row_stride + i);
         wide += y * y;
     }
-    return (float)sqrt(wide);
+    return sqrt(wide);
 }
 
+/* A length past the range of f32 is divided out of a row made smaller by a power of two. */
 void MST_FOR_ISA(mst_normalize_row)(int64_t width, mst_rows x, mst_rows out, int64_t row)
 {
-    float length = length_of(width, x, row);
+    double length = length_of(width, x, row);
+    double shrink = length < 0x1p127 ? 1.0 : 0x1p-64;
+    vf factor = vf_set1((float)shrink);
     /* NaN is kept: the comparison is false for it */
-    vf divisor = vf_set1(length < 1e-12f ? 1e-12f : length);
+    vf divisor = vf_set1((float)(length < 1e-12 ? 1e-12 : length * shrink));
     for (int64_t i = 0; i < width; i += VF_LANES) {
         int n = vf_left(width, i);
-        store_row(out, row, i, vf_div(load_row(x, row, i, n), divisor), n);
+        store_row(out, row, i, vf_div(vf_mul(load_row(x, row, i, n), factor), divisor), n);
     }
 }
 

@@ -8,6 +8,19 @@
 
 #include "base/base.h"
 
+/* Sizes that no machine has are asked for on purpose: the answer must be NULL, as without a
+ * sanitizer. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void)
+{
+    return "allocator_may_return_null=1";
+}
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void)
+{
+    return "allocator_may_return_null=1";
+}
+
 uint64_t check_bits(check_rng *rng)
 {
     uint64_t z = rng->state += 0x9e3779b97f4a7c15U;
@@ -185,6 +198,79 @@ double check_gamma(int64_t n)
 {
     double nu = (double)n * 0x1p-24;
     return nu / (1.0 - nu);
+}
+
+double check_activation(mstar_activation activation, double x)
+{
+    /* the arms for large negative x are limits: -inf times 0 is not what is meant */
+    double u;
+    switch (activation) {
+    case MSTAR_ACTIVATION_GELU:
+        return x < -40.0 ? 0.0 : x * erfc(-x / sqrt(2.0)) / 2.0;
+    case MSTAR_ACTIVATION_GELU_TANH:
+        /* (1 + tanh u) / 2 is the logistic function of 2u, without its cancellation */
+        u = sqrt(2.0 / acos(-1.0)) * (x + 0.044715 * x * x * x);
+        return x < -40.0 ? 0.0 : x / (1.0 + exp(-2.0 * u));
+    case MSTAR_ACTIVATION_RELU:
+        return x < 0.0 ? 0.0 : x;
+    case MSTAR_ACTIVATION_SILU:
+        return x < -700.0 ? 0.0 : x / (1.0 + exp(-x));
+    case MSTAR_ACTIVATION_TANH:
+        return tanh(x);
+    case MSTAR_ACTIVATION_SIGMOID:
+        return 1.0 / (1.0 + exp(-x));
+    default:
+        return x;
+    }
+}
+
+/*
+ * In units of u = 2^-24, relative to the result. exp is good to 3 (a polynomial of 0.1, two
+ * roundings, the reduced argument). A logistic function adds a sum, a quotient and e's share of the
+ * sum: 7. An error d of the argument of exp is scaled by the argument: that is what the terms with
+ * w and z^2 are. Subnormal results have an absolute error instead, scaled by the factor x.
+ */
+double check_activation_error(mstar_activation activation, double x)
+{
+    double units = 0.0;
+    double factor = 1.0;
+    double w = 2.0 * sqrt(2.0 / acos(-1.0)) * (x + 0.044715 * x * x * x);
+    switch (activation) {
+    case MSTAR_ACTIVATION_GELU: /* z: 1.3 from its product and constant, its square 2.6, and 1 */
+        units = 18.0 + (x < 0.0 ? 4.0 * x * x / 2.0 : 0.0);
+        factor = fabs(x);
+        break;
+    case MSTAR_ACTIVATION_GELU_TANH: /* w: four roundings and two constants */
+        units = 9.0 + (x < 0.0 ? 6.0 * fabs(w) : 6.0);
+        factor = fabs(x);
+        break;
+    case MSTAR_ACTIVATION_SILU:
+        units = 8.0;
+        factor = fabs(x);
+        break;
+    case MSTAR_ACTIVATION_TANH:
+        units = 6.0;
+        break;
+    case MSTAR_ACTIVATION_SIGMOID:
+        units = 7.0;
+        break;
+    default:
+        return 0.0;
+    }
+    double value = fabs(check_activation(activation, x));
+    if (!isfinite(value) || !isfinite(x))
+        return 0.0;
+    double relative = value > 0.0 ? units * 0x1p-24 * value : 0.0;
+    return relative + 2.0 * (factor + 1.0) * 0x1p-149;
+}
+
+bool check_near(double got, double want, double bound)
+{
+    if (isnan(want))
+        return isnan(got);
+    if (isinf(want))
+        return got == want;
+    return fabs(got - want) <= bound;
 }
 
 /* ---- devices --------------------------------------------------------------------------------- */

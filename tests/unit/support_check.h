@@ -7,6 +7,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -79,6 +80,14 @@ size_t check_row_bytes(const check_rows *rows);
 double check_rounding(mstar_dtype dtype, double value);
 /* n roundings of f32 one after another: n u / (1 - n u). */
 double check_gamma(int64_t n);
+
+/* An activation in f64, and a bound for the error of an f32 evaluation of it at an exact x: from
+ * the roundings of the steps and what they are scaled by, see support_check.c. */
+double check_activation(mstar_activation activation, double x);
+double check_activation_error(mstar_activation activation, double x);
+
+/* NaN with NaN, an infinity with the same infinity, else within the bound; NaN is never within. */
+bool check_near(double got, double want, double bound);
 
 /* ---- devices --------------------------------------------------------------------------------- */
 

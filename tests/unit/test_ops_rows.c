@@ -1,0 +1,760 @@
+/*
+ * test_ops_rows.c - norms, activations, rotary, embedding, pooling and normalise against float64,
+ * on every ISA level of the machine.
+ *
+ * Bounds come from the number of roundings and what they are scaled by. Three exact properties do
+ * the rest: a row's bits do not depend on the other rows, the threads or its place; a narrow output
+ * is the f32 output rounded once; a narrow input is its widened f32.
+ */
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "support_check.h"
+
+#define U 0x1p-24
+
+static const mstar_dtype dtypes[3] = {MSTAR_DTYPE_F32, MSTAR_DTYPE_BF16, MSTAR_DTYPE_F16};
+static const int64_t widths[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 384, 1000};
+enum { NUM_WIDTHS = sizeof widths / sizeof widths[0] };
+
+typedef struct level {
+    const char *isa;
+    mstar_device *device;
+    mstar_stream *stream, *alone; /* four threads, one thread */
+} level;
+
+static const char *const isas[3] = CHECK_ISAS;
+static level levels[3];
+static int num_levels;
+
+static int set_up(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        level l = {.isa = isas[i], .device = check_open(isas[i], 4)};
+        if (l.device == NULL)
+            continue;
+        CHECK_OK(mstar_stream_create(l.device, -1, &l.stream));
+        CHECK_OK(mstar_stream_create(l.device, 1, &l.alone));
+        levels[num_levels++] = l;
+    }
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    for (int i = 0; i < num_levels; i++) {
+        mstar_stream_destroy(levels[i].stream);
+        mstar_stream_destroy(levels[i].alone);
+        CHECK_OK(mstar_device_close(levels[i].device));
+    }
+    assert_int_equal(check_live_allocations(), 0);
+    return 0;
+}
+
+/* ---- one row operation under a name ---------------------------------------------------------- */
+
+typedef enum op_kind { LAYER_NORM, RMS_NORM, NORMALIZE, ACTIVATION } op_kind;
+
+typedef struct op {
+    op_kind kind;
+    mstar_activation activation;
+    double eps;
+    check_rows weight, bias;
+    bool has_bias;
+} op;
+
+static mstar_tensor vector_of(const check_rows *rows)
+{
+    mstar_tensor t = rows->tensor;
+    t.rank = 1;
+    t.shape[0] = t.shape[1];
+    t.strides[0] = 1;
+    return t;
+}
+
+static void run_op(const op *o, mstar_stream *stream, const mstar_tensor *x,
+                   const mstar_tensor *residual, const mstar_tensor *out)
+{
+    mstar_tensor weight, bias;
+    switch (o->kind) {
+    case LAYER_NORM:
+        weight = vector_of(&o->weight);
+        bias = vector_of(&o->bias);
+        CHECK_OK(mstar_layer_norm(stream, x, residual, &weight, o->has_bias ? &bias : NULL, o->eps,
+                                  out));
+        break;
+    case RMS_NORM:
+        weight = vector_of(&o->weight);
+        CHECK_OK(mstar_rms_norm(stream, x, residual, &weight, o->eps, out));
+        break;
+    case NORMALIZE:
+        CHECK_OK(mstar_normalize(stream, x, out));
+        break;
+    case ACTIVATION:
+        CHECK_OK(mstar_activation_run(stream, o->activation, x, out));
+        break;
+    }
+}
+
+static op make_op(op_kind kind, int64_t width, check_rng *rng)
+{
+    op o = {.kind = kind, .eps = 1e-12, .has_bias = check_integer(rng, 0, 1) == 1};
+    o.weight = check_rows_make(MSTAR_DTYPE_F32, 1, width, width);
+    o.bias = check_rows_make(MSTAR_DTYPE_F32, 1, width, width);
+    check_rows_fill(&o.weight, rng, -2.0, 2.0);
+    check_rows_fill(&o.bias, rng, -2.0, 2.0);
+    return o;
+}
+
+static void free_op(op *o)
+{
+    check_rows_unchanged(&o->weight, "weight");
+    check_rows_unchanged(&o->bias, "bias");
+    check_rows_free(&o->weight);
+    check_rows_free(&o->bias);
+}
+
+/* ---- references ------------------------------------------------------------------------------ */
+
+/* What a norm must give for one row, and how far an f32 evaluation may be from it. */
+static void norm_reference(const op *o, const check_rows *x, const check_rows *residual,
+                           int64_t row, double *want, double *bound)
+{
+    int64_t width = x->tensor.shape[1];
+    double n = (double)width;
+    static double y[1000], y_error[1000];
+    double sum = 0.0, sum_abs = 0.0;
+    for (int64_t i = 0; i < width; i++) {
+        y[i] = (double)check_rows_get(x, row, i);
+        if (residual != NULL)
+            y[i] += (double)check_rows_get(residual, row, i);
+        y_error[i] = residual != NULL ? U * fabs(y[i]) : 0.0;
+        sum += y[i];
+        sum_abs += fabs(y[i]);
+    }
+    if (o->kind == LAYER_NORM) {
+        double mean = sum / n;
+        double mean_error = (check_gamma(width + 1) + 2 * U) * sum_abs / n;
+        for (int64_t i = 0; i < width; i++) {
+            y[i] -= mean;
+            y_error[i] += mean_error;
+            y_error[i] += U * (fabs(y[i]) + y_error[i]);
+        }
+    }
+    double squares = 0.0, squares_error = 0.0;
+    for (int64_t i = 0; i < width; i++) {
+        squares += y[i] * y[i];
+        squares_error += 2.0 * fabs(y[i]) * y_error[i] + y_error[i] * y_error[i];
+    }
+    squares_error += check_gamma(width + 2) * (squares + squares_error);
+    double eps = o->kind == NORMALIZE ? 0.0 : o->eps;
+    double divisor = o->kind == NORMALIZE ? 1.0 : n;
+    double scale, high, low;
+    if (o->kind == NORMALIZE) {
+        scale = 1.0 / fmax(sqrt(squares), 1e-12);
+        high = 1.0 / fmax(sqrt(fmax(squares - squares_error, 0.0)), 1e-12);
+        low = 1.0 / fmax(sqrt(squares + squares_error), 1e-12);
+    } else {
+        scale = 1.0 / sqrt(squares / divisor + eps);
+        high = 1.0 / sqrt(fmax(squares - squares_error, 0.0) / divisor + eps * (1.0 - 2 * U));
+        low = 1.0 / sqrt((squares + squares_error) / divisor + eps * (1.0 + 2 * U));
+    }
+    /* mean of squares, sum with eps, root, quotient, each once */
+    double scale_error = fmax(high - scale, scale - low) + 4 * U * high;
+    for (int64_t i = 0; i < width; i++) {
+        double unit = y[i] * scale;
+        double unit_error = y_error[i] * (scale + scale_error) + fabs(y[i]) * scale_error;
+        unit_error += U * (fabs(unit) + unit_error);
+        double w = o->kind == NORMALIZE ? 1.0 : (double)check_rows_get(&o->weight, 0, i);
+        double b =
+            o->kind == LAYER_NORM && o->has_bias ? (double)check_rows_get(&o->bias, 0, i) : 0.0;
+        want[i] = unit * w + b;
+        bound[i] = fabs(w) * unit_error + 2 * U * (fabs(unit * w) + fabs(want[i])) + 0x1p-148;
+    }
+}
+
+static void check_row_near(const char *what, const check_rows *out, int64_t row, const double *want,
+                           const double *bound)
+{
+    for (int64_t i = 0; i < out->tensor.shape[1]; i++) {
+        double got = (double)check_rows_get(out, row, i);
+        double all = bound[i] + check_rounding(out->tensor.dtype, fabs(want[i]) + bound[i]);
+        if (!check_near(got, want[i], all))
+            fail_msg("%s row %lld column %lld of %lld: %.9g instead of %.9g +- %.3g", what,
+                     (long long)row, (long long)i, (long long)out->tensor.shape[1], got, want[i],
+                     all);
+    }
+}
+
+/* Rows of different kinds: ordinary, large offset, constant, tiny, huge, zero. */
+static void fill_kinds(check_rows *x, check_rng *rng)
+{
+    bool f16 = x->tensor.dtype == MSTAR_DTYPE_F16;
+    for (int64_t row = 0; row < x->tensor.shape[0]; row++) {
+        int64_t kind = row % 7;
+        double constant = check_uniform(rng, -10.0, 10.0);
+        for (int64_t i = 0; i < x->tensor.shape[1]; i++) {
+            double value = check_uniform(rng, -1.0, 1.0);
+            if (kind == 1)
+                value += 100.0;
+            else if (kind == 2)
+                value = constant;
+            else if (kind == 3)
+                value *= f16 ? 1e-4 : 1e-20;
+            else if (kind == 4)
+                value *= f16 ? 1e4 : 1e15;
+            else if (kind == 5)
+                value = 0.0;
+            check_rows_set(x, row, i, value);
+        }
+    }
+    check_rows_freeze(x);
+}
+
+static void norms_are_near(void **state)
+{
+    (void)state;
+    static double want[1000], bound[1000];
+    check_rng rng = {1};
+    int combination = 0;
+    for (int l = 0; l < num_levels; l++) {
+        for (int kind = LAYER_NORM; kind <= NORMALIZE; kind++) {
+            for (int w = 0; w < NUM_WIDTHS; w++) {
+                int64_t width = widths[w];
+                op o = make_op((op_kind)kind, width, &rng);
+                if (combination % 2 == 1)
+                    o.eps = 1e-5;
+                int64_t gap = check_integer(&rng, 0, 9);
+                check_rows x = check_rows_make(dtypes[combination % 3], 14, width, width + gap);
+                check_rows r = check_rows_make(dtypes[combination / 3 % 3], 14, width, width + 3);
+                check_rows out =
+                    check_rows_make(dtypes[combination / 9 % 3], 14, width, width + gap);
+                fill_kinds(&x, &rng);
+                check_rows_fill(&r, &rng, -1.0, 1.0);
+                bool with = kind != NORMALIZE && check_integer(&rng, 0, 1) == 1;
+                run_op(&o, levels[l].stream, &x.tensor, with ? &r.tensor : NULL, &out.tensor);
+                for (int64_t row = 0; row < 14; row++) {
+                    norm_reference(&o, &x, with ? &r : NULL, row, want, bound);
+                    check_row_near(levels[l].isa, &out, row, want, bound);
+                }
+                check_rows_outside(&out, "out");
+                check_rows_unchanged(&x, "x");
+                check_rows_unchanged(&r, "residual");
+                check_rows_free(&x);
+                check_rows_free(&r);
+                check_rows_free(&out);
+                free_op(&o);
+                combination++;
+            }
+        }
+    }
+}
+
+/* ---- exact properties of all row operations -------------------------------------------------- */
+
+static void same_row(const char *what, const check_rows *a, int64_t a_row, const check_rows *b,
+                     int64_t b_row)
+{
+    if (memcmp(check_row(a, a_row), check_row(b, b_row), check_row_bytes(a)) != 0)
+        fail_msg("%s: row %lld differs from row %lld of the other run", what, (long long)a_row,
+                 (long long)b_row);
+}
+
+static void properties_of(const level *l, op *o, int64_t width, check_rng *rng)
+{
+    enum { ROWS = 61 };
+    bool residual_allowed = o->kind <= RMS_NORM;
+    char what[96];
+    (void)snprintf(what, sizeof what, "%s op %d.%d width %lld", l->isa, (int)o->kind,
+                   (int)o->activation, (long long)width);
+    check_rows x = check_rows_make(MSTAR_DTYPE_F32, ROWS, width, width + 5);
+    check_rows r = check_rows_make(MSTAR_DTYPE_F32, ROWS, width, width + 2);
+    check_rows out = check_rows_make(MSTAR_DTYPE_F32, ROWS, width, width + 1);
+    fill_kinds(&x, rng);
+    check_rows_fill(&r, rng, -1.0, 1.0);
+    const mstar_tensor *residual = residual_allowed ? &r.tensor : NULL;
+    run_op(o, l->stream, &x.tensor, residual, &out.tensor);
+    check_rows_outside(&out, what);
+
+    /* fewer rows, another place, another stride, another number of threads */
+    for (int64_t count = 1; count <= ROWS; count += count < 9 ? 1 : 13) {
+        int64_t first = check_integer(rng, 0, ROWS - count);
+        check_rows part = check_rows_make(MSTAR_DTYPE_F32, count, width, width + 3);
+        mstar_tensor xs, rs;
+        CHECK_OK(mstar_tensor_slice(&x.tensor, 0, first, count, &xs));
+        CHECK_OK(mstar_tensor_slice(&r.tensor, 0, first, count, &rs));
+        run_op(o, count % 2 ? l->alone : l->stream, &xs, residual_allowed ? &rs : NULL,
+               &part.tensor);
+        for (int64_t row = 0; row < count; row++)
+            same_row(what, &part, row, &out, first + row);
+        check_rows_outside(&part, what);
+        check_rows_free(&part);
+    }
+
+    /* narrow outputs are the f32 result rounded once; narrow inputs are their widened values */
+    for (int narrow = 1; narrow < 3; narrow++) {
+        check_rows small = check_rows_make(dtypes[narrow], ROWS, width, width + 4);
+        run_op(o, l->stream, &x.tensor, residual, &small.tensor);
+        for (int64_t row = 0; row < ROWS; row++) {
+            for (int64_t i = 0; i < width; i++) {
+                unsigned char one[4];
+                mst_store_element(one, dtypes[narrow], 0, check_rows_get(&out, row, i));
+                float want = mst_load_element(one, dtypes[narrow], 0);
+                float got = check_rows_get(&small, row, i);
+                assert_true(memcmp(&want, &got, sizeof want) == 0);
+            }
+        }
+        check_rows_outside(&small, what);
+        check_rows nx = check_rows_make(dtypes[narrow], ROWS, width, width + 4);
+        check_rows wx = check_rows_make(MSTAR_DTYPE_F32, ROWS, width, width);
+        check_rows nr = check_rows_make(dtypes[narrow], ROWS, width, width + 1);
+        check_rows wr = check_rows_make(MSTAR_DTYPE_F32, ROWS, width, width);
+        check_rows a = check_rows_make(MSTAR_DTYPE_F32, ROWS, width, width);
+        check_rows b = check_rows_make(MSTAR_DTYPE_F32, ROWS, width, width);
+        fill_kinds(&nx, rng);
+        check_rows_fill(&nr, rng, -1.0, 1.0);
+        for (int64_t row = 0; row < ROWS; row++) {
+            for (int64_t i = 0; i < width; i++) {
+                check_rows_set(&wx, row, i, (double)check_rows_get(&nx, row, i));
+                check_rows_set(&wr, row, i, (double)check_rows_get(&nr, row, i));
+            }
+        }
+        run_op(o, l->stream, &nx.tensor, residual_allowed ? &nr.tensor : NULL, &a.tensor);
+        run_op(o, l->stream, &wx.tensor, residual_allowed ? &wr.tensor : NULL, &b.tensor);
+        for (int64_t row = 0; row < ROWS; row++)
+            same_row(what, &a, row, &b, row);
+        check_rows_free(&small);
+        check_rows_free(&nx);
+        check_rows_free(&wx);
+        check_rows_free(&nr);
+        check_rows_free(&wr);
+        check_rows_free(&a);
+        check_rows_free(&b);
+    }
+
+    /* in place on the residual, then on x */
+    if (residual_allowed) {
+        run_op(o, l->stream, &x.tensor, &r.tensor, &r.tensor);
+        for (int64_t row = 0; row < ROWS; row++)
+            same_row(what, &r, row, &out, row);
+        check_rows_outside(&r, what);
+        memcpy(r.block, r.shadow, r.bytes);
+    }
+    run_op(o, l->stream, &x.tensor, residual, &x.tensor);
+    for (int64_t row = 0; row < ROWS; row++)
+        same_row(what, &x, row, &out, row);
+    check_rows_outside(&x, what);
+    memcpy(x.block, x.shadow, x.bytes);
+
+    /* what is wrong with one row stays in it */
+    check_rows_set(&x, 7, width - 1, (double)NAN);
+    check_rows_set(&x, 20, 0, (double)INFINITY);
+    check_rows bad = check_rows_make(MSTAR_DTYPE_F32, ROWS, width, width);
+    run_op(o, l->stream, &x.tensor, residual, &bad.tensor);
+    assert_true(isnan(check_rows_get(&bad, 7, width - 1)));
+    if (o->kind != ACTIVATION)
+        assert_true(isnan(check_rows_get(&bad, 7, 0)));
+    for (int64_t row = 0; row < ROWS; row++) {
+        if (row != 7 && row != 20)
+            same_row(what, &bad, row, &out, row);
+    }
+    check_rows_free(&bad);
+    check_rows_free(&x);
+    check_rows_free(&r);
+    check_rows_free(&out);
+}
+
+static void rows_stand_alone(void **state)
+{
+    (void)state;
+    check_rng rng = {2};
+    for (int l = 0; l < num_levels; l++) {
+        for (int w = 0; w < NUM_WIDTHS - 1; w++) {
+            for (int kind = LAYER_NORM; kind <= NORMALIZE; kind++) {
+                op o = make_op((op_kind)kind, widths[w], &rng);
+                properties_of(&levels[l], &o, widths[w], &rng);
+                free_op(&o);
+            }
+            op o = make_op(ACTIVATION, widths[w], &rng);
+            o.activation = (mstar_activation)(w % 7);
+            properties_of(&levels[l], &o, widths[w], &rng);
+            free_op(&o);
+        }
+        for (int a = MSTAR_ACTIVATION_NONE; a <= MSTAR_ACTIVATION_SIGMOID; a++) {
+            op o = make_op(ACTIVATION, 33, &rng);
+            o.activation = (mstar_activation)a;
+            properties_of(&levels[l], &o, 33, &rng);
+            free_op(&o);
+        }
+    }
+}
+
+static void lengths_past_f32(void **state)
+{
+    (void)state;
+    const double scales[] = {1e-45, 1e-40, 1e-30, 1e-20, 1e-13, 1e-12,
+                             1e-11, 1e18,  1e20,  1e37,  3.3e38};
+    static double want[1000], bound[1000];
+    op o = {.kind = NORMALIZE};
+    for (int l = 0; l < num_levels; l++) {
+        for (size_t s = 0; s < sizeof scales / sizeof scales[0]; s++) {
+            for (int w = 0; w < NUM_WIDTHS; w++) {
+                int64_t width = widths[w];
+                check_rows x = check_rows_make(MSTAR_DTYPE_F32, 1, width, width);
+                check_rows out = check_rows_make(MSTAR_DTYPE_F32, 1, width, width);
+                for (int64_t i = 0; i < width; i++)
+                    check_rows_set(&x, 0, i,
+                                   scales[s] * (i % 3 == 1 ? -1.0 : 0.5 + (double)(i % 2) / 2));
+                run_op(&o, levels[l].stream, &x.tensor, NULL, &out.tensor);
+                norm_reference(&o, &x, NULL, 0, want, bound);
+                check_row_near(levels[l].isa, &out, 0, want, bound);
+                check_rows_free(&x);
+                check_rows_free(&out);
+            }
+        }
+    }
+}
+
+/* ---- activations ----------------------------------------------------------------------------- */
+
+static void check_activations(const level *l, check_rows *x, check_rows *out)
+{
+    for (int a = MSTAR_ACTIVATION_NONE; a <= MSTAR_ACTIVATION_SIGMOID; a++) {
+        mstar_activation activation = (mstar_activation)a;
+        CHECK_OK(mstar_activation_run(l->stream, activation, &x->tensor, &out->tensor));
+        for (int64_t row = 0; row < x->tensor.shape[0]; row++) {
+            for (int64_t i = 0; i < x->tensor.shape[1]; i++) {
+                double v = (double)check_rows_get(x, row, i);
+                double want = check_activation(activation, v);
+                double bound = check_activation_error(activation, v);
+                double got = (double)check_rows_get(out, row, i);
+                bound += check_rounding(MSTAR_DTYPE_F32, want);
+                if (!check_near(got, want, bound))
+                    fail_msg("%s %s(%a): %a instead of %a +- %a", l->isa,
+                             mstar_activation_name(activation), v, got, want, bound);
+            }
+        }
+    }
+}
+
+static void activations_over_all_floats(void **state)
+{
+    (void)state;
+    enum { ROWS = 160, WIDTH = 1001 };
+    for (int l = 0; l < num_levels; l++) {
+        check_rows x = check_rows_make(MSTAR_DTYPE_F32, ROWS, WIDTH, WIDTH);
+        check_rows out = check_rows_make(MSTAR_DTYPE_F32, ROWS, WIDTH, WIDTH);
+        uint32_t bits = 12345;
+        for (int64_t i = 0; i < ROWS * WIDTH; i++) {
+            float value;
+            bits += 26813U; /* about once around all patterns */
+            memcpy(&value, &bits, sizeof value);
+            memcpy((float *)x.tensor.data + i, &value, sizeof value);
+        }
+        const float special[] = {0.0f,     -0.0f,   INFINITY, -INFINITY,  NAN,        FLT_MAX,
+                                 -FLT_MAX, FLT_MIN, -FLT_MIN, 0x1p-149f,  -0x1p-149f, -87.3f,
+                                 -88.0f,   -103.9f, -104.0f,  -105.0f,    88.0f,      88.73f,
+                                 89.0f,    0.625f,  -0.625f,  0.62499994f};
+        memcpy(x.tensor.data, special, sizeof special);
+        check_activations(&levels[l], &x, &out);
+        check_rng rng = {3};
+        check_rows_fill(&x, &rng, -14.0, 14.0);
+        check_activations(&levels[l], &x, &out);
+        check_rows_fill(&x, &rng, -110.0, 0.0);
+        check_activations(&levels[l], &x, &out);
+        check_rows_free(&x);
+        check_rows_free(&out);
+    }
+}
+
+/* ---- rotary ---------------------------------------------------------------------------------- */
+
+static void rotary_case(const level *l, int64_t tokens, int64_t heads, int64_t dim,
+                        int32_t rotary_dim, int interleaved, double theta, int combination)
+{
+    check_rng rng = {(uint64_t)combination};
+    int64_t width = heads * dim;
+    check_rows x = check_rows_make(dtypes[combination % 3], tokens, width, width + 6);
+    check_rows out = check_rows_make(dtypes[combination / 3 % 3], tokens, width, width + 1);
+    check_rows_fill(&x, &rng, -4.0, 4.0);
+    int32_t positions[16];
+    const int32_t special[] = {0, 1, -1, 511, 100000, INT32_MAX, INT32_MIN};
+    for (int64_t t = 0; t < tokens; t++)
+        positions[t] = t < 7 ? special[t] : (int32_t)check_integer(&rng, 0, 5000);
+    mstar_tensor x3, out3;
+    CHECK_OK(mstar_tensor_split_dim(&x.tensor, 1, heads, dim, &x3));
+    CHECK_OK(mstar_tensor_split_dim(&out.tensor, 1, heads, dim, &out3));
+    CHECK_OK(mstar_rotary(l->stream, &x3, positions, theta, rotary_dim, interleaved, &out3));
+    check_rows_outside(&out, "out");
+    check_rows_unchanged(&x, "x");
+    int32_t half = rotary_dim / 2;
+    for (int64_t t = 0; t < tokens; t++) {
+        for (int64_t h = 0; h < heads; h++) {
+            for (int32_t i = 0; i < half; i++) {
+                long double angle =
+                    (long double)positions[t] * powl((long double)theta, -2.0L * i / rotary_dim);
+                double c = (double)cosl(angle), s = (double)sinl(angle);
+                int64_t first = h * dim + (interleaved ? 2 * i : i);
+                int64_t second = first + (interleaved ? 1 : half);
+                double a = (double)check_rows_get(&x, t, first);
+                double b = (double)check_rows_get(&x, t, second);
+                const double want[2] = {a * c - b * s, b * c + a * s};
+                /* an f64 angle is off by two roundings of its size; c, s, products, sum in f32 */
+                double bound = (fabs(a) + fabs(b)) * (fabs((double)angle) * 0x1p-51 + 3 * U);
+                for (int k = 0; k < 2; k++) {
+                    double got = (double)check_rows_get(&out, t, k ? second : first);
+                    double all = bound + check_rounding(out.tensor.dtype, fabs(want[k]) + bound);
+                    if (!check_near(got, want[k], all))
+                        fail_msg("%s position %d pair %d: %.9g instead of %.9g +- %.3g", l->isa,
+                                 positions[t], i, got, want[k], all);
+                }
+            }
+            for (int64_t i = rotary_dim; i < dim; i++) { /* the rest is copied */
+                unsigned char one[4];
+                mst_store_element(one, out.tensor.dtype, 0, check_rows_get(&x, t, h * dim + i));
+                assert_true(mst_load_element(one, out.tensor.dtype, 0) ==
+                            check_rows_get(&out, t, h * dim + i));
+            }
+        }
+    }
+    /* alone, in place, and each token by itself */
+    check_rows again = check_rows_make(out.tensor.dtype, tokens, width, width);
+    mstar_tensor again3;
+    CHECK_OK(mstar_tensor_split_dim(&again.tensor, 1, heads, dim, &again3));
+    for (int64_t t = 0; t < tokens; t++) {
+        mstar_tensor xt, outt;
+        CHECK_OK(mstar_tensor_slice(&x3, 0, t, 1, &xt));
+        CHECK_OK(mstar_tensor_slice(&again3, 0, t, 1, &outt));
+        CHECK_OK(mstar_rotary(l->alone, &xt, positions + t, theta, rotary_dim, interleaved, &outt));
+        same_row("rotary", &again, t, &out, t);
+    }
+    if (x.tensor.dtype == out.tensor.dtype) {
+        CHECK_OK(mstar_rotary(l->stream, &x3, positions, theta, rotary_dim, interleaved, &x3));
+        for (int64_t t = 0; t < tokens; t++)
+            same_row("rotary in place", &x, t, &out, t);
+        check_rows_outside(&x, "x");
+    }
+    check_rows_free(&again);
+    check_rows_free(&x);
+    check_rows_free(&out);
+}
+
+static void rotary_turns_pairs(void **state)
+{
+    (void)state;
+    static const int32_t dims[][2] = {{2, 2},   {8, 8}, {32, 32}, {64, 64},
+                                      {80, 32}, {7, 4}, {5, 0},   {128, 128}};
+    for (int l = 0; l < num_levels; l++) {
+        int combination = 0;
+        for (int d = 0; d < 8; d++) {
+            for (int interleaved = 0; interleaved < 2; interleaved++) {
+                for (int64_t heads = 1; heads < 4; heads++) {
+                    combination++;
+                    rotary_case(&levels[l], combination % 11, heads, dims[d][0], dims[d][1],
+                                interleaved, combination % 2 ? 10000.0 : 160000.0, combination);
+                }
+            }
+        }
+    }
+}
+
+/* ---- embedding ------------------------------------------------------------------------------- */
+
+/* The sum is defined down to the bit: f32 sums in the order of the tables, one rounding. */
+static void embedding_sums_tables(void **state)
+{
+    (void)state;
+    check_rng rng = {4};
+    for (int l = 0; l < num_levels; l++) {
+        for (int num_tables = 1; num_tables <= 8; num_tables++) {
+            for (int w = 0; w < NUM_WIDTHS; w++) {
+                int64_t width = widths[w], tokens = check_integer(&rng, 1, 40);
+                check_rows tables[8];
+                const mstar_tensor *table_list[8];
+                int32_t ids[8][40];
+                const int32_t *id_list[8];
+                for (int i = 0; i < num_tables; i++) {
+                    int64_t rows = check_integer(&rng, 1, 20);
+                    tables[i] = check_rows_make(dtypes[(i + w) % 3], rows, width, width + i);
+                    check_rows_fill(&tables[i], &rng, -3.0, 3.0);
+                    table_list[i] = &tables[i].tensor;
+                    for (int64_t t = 0; t < tokens; t++)
+                        ids[i][t] = (int32_t)(t == 0   ? 0
+                                              : t == 1 ? rows - 1
+                                                       : check_integer(&rng, 0, rows - 1));
+                    id_list[i] = ids[i];
+                }
+                check_rows out = check_rows_make(dtypes[w % 3], tokens, width, width + 2);
+                CHECK_OK(mstar_embedding(w % 2 ? levels[l].stream : levels[l].alone, table_list,
+                                         id_list, num_tables, &out.tensor));
+                for (int64_t t = 0; t < tokens; t++) {
+                    for (int64_t i = 0; i < width; i++) {
+                        float sum = check_rows_get(&tables[0], ids[0][t], i);
+                        for (int k = 1; k < num_tables; k++)
+                            sum += check_rows_get(&tables[k], ids[k][t], i);
+                        unsigned char one[4];
+                        mst_store_element(one, out.tensor.dtype, 0, sum);
+                        float want = mst_load_element(one, out.tensor.dtype, 0);
+                        float got = check_rows_get(&out, t, i);
+                        assert_true(memcmp(&want, &got, sizeof want) == 0);
+                    }
+                }
+                check_rows_outside(&out, "out");
+                check_rows_free(&out);
+                for (int i = 0; i < num_tables; i++) {
+                    check_rows_unchanged(&tables[i], "table");
+                    check_rows_free(&tables[i]);
+                }
+            }
+        }
+    }
+}
+
+/* ---- pooling --------------------------------------------------------------------------------- */
+
+/* Rows [begin, end) of the segment that starts at first: a weight is the place in the segment. */
+static void pooling_reference(mstar_pooling pooling, const check_rows *x, int64_t first,
+                              int64_t begin, int64_t end, int64_t column, double *want,
+                              double *bound)
+{
+    double sum = 0.0, sum_abs = 0.0, weights = 0.0;
+    *want = 0.0;
+    *bound = 0.0;
+    if (begin >= end)
+        return;
+    int64_t n = end - begin;
+    double largest = -(double)INFINITY;
+    for (int64_t row = begin; row < end; row++) {
+        double weight = pooling == MSTAR_POOLING_WEIGHTED_MEAN ? (double)(row - first + 1) : 1.0;
+        double value = (double)check_rows_get(x, row, column);
+        sum += weight * value;
+        sum_abs += weight * fabs(value);
+        weights += weight;
+        largest = fmax(largest, value);
+    }
+    switch (pooling) {
+    case MSTAR_POOLING_CLS:
+        *want = (double)check_rows_get(x, begin, column);
+        return;
+    case MSTAR_POOLING_LAST:
+        *want = (double)check_rows_get(x, end - 1, column);
+        return;
+    case MSTAR_POOLING_MAX:
+        *want = largest;
+        return;
+    case MSTAR_POOLING_MEAN_SQRT_LEN:
+        weights = sqrt((double)n);
+        break;
+    default:
+        break;
+    }
+    *want = sum / weights;
+    *bound = (check_gamma(n + 1) * sum_abs) / weights + 2 * U * fabs(*want) + 0x1p-148;
+}
+
+static void pooling_of_all_modes(void **state)
+{
+    (void)state;
+    check_rng rng = {5};
+    int combination = 0;
+    for (int l = 0; l < num_levels; l++) {
+        for (int mode = MSTAR_POOLING_CLS; mode <= MSTAR_POOLING_LAST; mode++) {
+            for (int w = 0; w < NUM_WIDTHS - 1; w++, combination++) {
+                mstar_pooling pooling = (mstar_pooling)mode;
+                int64_t width = widths[w];
+                const int32_t lengths[] = {3, 0, 1, 17, 2, 0, 64, 5};
+                int32_t cu[9] = {0}, skip[8];
+                for (int s = 0; s < 8; s++) {
+                    cu[s + 1] = cu[s] + lengths[s];
+                    skip[s] = (int32_t)check_integer(&rng, 0, lengths[s] + 2);
+                }
+                skip[3] = INT32_MAX; /* all of it, without an overflow */
+                bool skipping = combination % 2 == 1;
+                int64_t rows = cu[8] + combination % 3;
+                check_rows x = check_rows_make(dtypes[combination % 3], rows, width, width + 3);
+                check_rows out = check_rows_make(dtypes[combination / 3 % 3], 8, width, width + 1);
+                check_rows_fill(&x, &rng, -5.0, 5.0);
+                for (int64_t row = cu[8]; row < rows; row++) { /* rows past the segments: unread */
+                    for (int64_t i = 0; i < width; i++)
+                        check_rows_set(&x, row, i, (double)NAN);
+                }
+                check_rows_freeze(&x);
+                CHECK_OK(mstar_pooling_run(levels[l].stream, pooling, &x.tensor, cu, 8,
+                                           skipping ? skip : NULL, &out.tensor));
+                check_rows_outside(&out, "out");
+                check_rows_unchanged(&x, "x");
+                for (int64_t s = 0; s < 8; s++) {
+                    int64_t begin = cu[s] + (skipping ? (int64_t)skip[s] : 0);
+                    for (int64_t i = 0; i < width; i++) {
+                        double want, bound;
+                        pooling_reference(pooling, &x, cu[s], begin, cu[s + 1], i, &want, &bound);
+                        bound += check_rounding(out.tensor.dtype, fabs(want) + bound);
+                        double got = (double)check_rows_get(&out, s, i);
+                        if (!check_near(got, want, bound))
+                            fail_msg("%s %s segment %lld: %.9g instead of %.9g +- %.3g",
+                                     levels[l].isa, mstar_pooling_name(pooling), (long long)s, got,
+                                     want, bound);
+                    }
+                    /* the segment by itself */
+                    int32_t own[2] = {0, lengths[s]};
+                    mstar_tensor xs;
+                    CHECK_OK(mstar_tensor_slice(&x.tensor, 0, cu[s], lengths[s], &xs));
+                    check_rows alone = check_rows_make(out.tensor.dtype, 1, width, width);
+                    CHECK_OK(mstar_pooling_run(levels[l].alone, pooling, &xs, own, 1,
+                                               skipping ? skip + s : NULL, &alone.tensor));
+                    same_row("pooling", &alone, 0, &out, s);
+                    check_rows_free(&alone);
+                }
+                check_rows_free(&x);
+                check_rows_free(&out);
+            }
+        }
+    }
+}
+
+static void pooling_of_odd_numbers(void **state)
+{
+    (void)state;
+    const int32_t cu[4] = {0, 3, 6, 9};
+    for (int l = 0; l < num_levels; l++) {
+        for (int mode = MSTAR_POOLING_CLS; mode <= MSTAR_POOLING_LAST; mode++) {
+            check_rows x = check_rows_make(MSTAR_DTYPE_F32, 9, 19, 19);
+            check_rows out = check_rows_make(MSTAR_DTYPE_F32, 3, 19, 19);
+            check_rng rng = {6};
+            check_rows_fill(&x, &rng, -1.0, 1.0);
+            for (int64_t i = 0; i < 19; i++) {
+                check_rows_set(&x, 3 + i % 3, i, (double)NAN); /* second segment, each place */
+                check_rows_set(&x, 6, i, -(double)INFINITY);
+                check_rows_set(&x, 7, i, -(double)INFINITY);
+                check_rows_set(&x, 8, i, -(double)INFINITY);
+            }
+            CHECK_OK(mstar_pooling_run(levels[l].stream, (mstar_pooling)mode, &x.tensor, cu, 3,
+                                       NULL, &out.tensor));
+            for (int64_t i = 0; i < 19; i++) {
+                bool sees = mode == MSTAR_POOLING_CLS ? i % 3 == 0
+                                                      : mode != MSTAR_POOLING_LAST || i % 3 == 2;
+                assert_int_equal(isnan(check_rows_get(&out, 1, i)) != 0, sees);
+                assert_true(isfinite(check_rows_get(&out, 0, i)));
+                assert_true(check_rows_get(&out, 2, i) == -INFINITY);
+            }
+            check_rows_free(&x);
+            check_rows_free(&out);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(norms_are_near),       cmocka_unit_test(rows_stand_alone),
+        cmocka_unit_test(lengths_past_f32),     cmocka_unit_test(activations_over_all_floats),
+        cmocka_unit_test(rotary_turns_pairs),   cmocka_unit_test(embedding_sums_tables),
+        cmocka_unit_test(pooling_of_all_modes), cmocka_unit_test(pooling_of_odd_numbers),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

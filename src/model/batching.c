@@ -53,6 +53,11 @@ int64_t mst_batch_order(const int32_t *lengths, int64_t num_lengths, int32_t max
     return place;
 }
 
+static int64_t ideal_border(int64_t num_tokens, int64_t num_parts, int64_t part)
+{
+    return num_tokens * part / num_parts;
+}
+
 int64_t mst_batch_cut(const int32_t *lengths, const int64_t *order, int64_t num_segments,
                       int64_t num_tokens, int64_t num_parts, int64_t max_batch_tokens,
                       int64_t *ends)
@@ -64,11 +69,13 @@ int64_t mst_batch_cut(const int32_t *lengths, const int64_t *order, int64_t num_
     for (int64_t i = 0; i < num_segments; i++) {
         int64_t length = lengths[order[i]];
         /* a segment goes to the side of the ideal border where most of it lies */
-        bool past_border = 2 * before + length > 2 * (num_tokens * part / num_parts);
+        bool past_border = 2 * before + length > 2 * ideal_border(num_tokens, num_parts, part);
         if (inside > 0 && (past_border || inside + length > max_batch_tokens)) {
             ends[batches++] = i;
             inside = 0;
-            while (part < num_parts && num_tokens * part / num_parts <= before)
+            /* on to a border that leaves the next batch at least half a part */
+            while (part < num_parts && 2 * (ideal_border(num_tokens, num_parts, part) - before) <
+                                           num_tokens / num_parts)
                 part++;
         }
         before += length;

@@ -76,6 +76,7 @@ format-check:
 	@git ls-files '*.c' '*.h' | xargs clang-format --dry-run -Werror
 
 install: build ## install into PREFIX (headers, libraries, program, man page, pkg-config, CMake)
+	@cmake --build --preset release --target manpage
 	@cmake --install build/release --prefix $(PREFIX)
 
 clean: ## remove what was built; the model and the Python environment stay

@@ -13,7 +13,7 @@
 #endif
 
 #if defined(MST_HAVE_AVX2)
-#define ISAS "scalar avx2 avx512"
+#define ISAS "scalar avx2 avx512 avx512bf16 amx"
 #elif defined(MST_HAVE_NEON)
 #define ISAS "scalar neon"
 #else

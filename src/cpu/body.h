@@ -18,6 +18,15 @@ void MST_FOR_ISA(mst_linear_pack)(const mst_linear_shape *shape, const mstar_ten
 void MST_FOR_ISA(mst_linear_block)(const mst_linear_work *work, int64_t row_begin, int64_t row_end,
                                    int64_t panel_begin, int64_t panel_end);
 
+#if defined(MST_ISA_AVX512BF16)
+size_t MST_FOR_ISA(mst_linear_bf16_packed_bytes)(const mst_linear_shape *shape);
+void MST_FOR_ISA(mst_linear_bf16_pack)(const mst_linear_shape *shape, const mstar_tensor *weight,
+                                       int64_t first_row, void *packed, int64_t panel_begin,
+                                       int64_t panel_end);
+void MST_FOR_ISA(mst_linear_bf16_block)(const mst_linear_work *work, int64_t row_begin,
+                                        int64_t row_end, int64_t panel_begin, int64_t panel_end);
+#endif
+
 void MST_FOR_ISA(mst_layer_norm_row)(int64_t width, mst_rows x, mst_rows residual,
                                      const float *weight, const float *bias, float eps,
                                      mst_rows out, int64_t row);

@@ -2,12 +2,16 @@
  * body_attn.c - ragged attention of one work item, for one ISA level.
  *
  * A tile is up to TILE_ROWS query rows of one kv head (the query heads of a group are rows of the
- * same tile, so keys are read once for all of them). For each block of BLOCK keys, counted from the
- * segment's first key: K is transposed into scratch, S = Q K^T, one online softmax step, O += P V.
+ * same tile, so keys are read once for all of them). Query rows are the lanes: Q is transposed once
+ * a tile, and for each block of BLOCK keys, counted from the segment's first key,
+ *   S^T = K Q^T         a key a row, a query row a lane
+ *   one online softmax step, all lanes at once, without a sum across lanes
+ *   O += P V            P read by columns
  * The order of every sum depends on the segment alone: over D from 0 up for S, over keys from the
- * block's first up for O, over lanes of a block for the row sum. Blocks that a row does not see
- * change none of its bits, so how rows share tiles never shows.
+ * block's first up for O and for the weights' sum. Blocks that a row does not see change none of
+ * its bits, so how rows share tiles never shows.
  *
+ * Weights are 2^(s - max) with s = q.k * sm_scale * log2 e, so that the largest weighs exactly 1.
  * Masking is by selection on key indices: invisible scores become -inf before the maximum and weigh
  * exactly 0. Since 0 * NaN is NaN, a block that some row sees only partly is checked for values of
  * V that are not finite, and then each row is multiplied over its own visible keys only.
@@ -18,44 +22,50 @@
 #include "cpu/simd/tile.h"
 #include "cpu/simd/vmath.h"
 
-#define BLOCK 64
-#if defined(MST_ISA_AVX512)
-#define TILE_ROWS 70
-#elif defined(MST_ISA_AVX2)
-#define TILE_ROWS 72
-#else
 #define TILE_ROWS 64
+/* Whole register tiles of keys. */
+#if defined(MST_ISA_AVX512)
+#define BLOCK 70
+#elif defined(MST_ISA_AVX2)
+#define BLOCK 72
+#else
+#define BLOCK 64
 #endif
+#define LOG2_E 1.4426950408889634f
+#define LN_2 0.69314718055994531
 
 typedef struct attn_scratch {
-    float *q;  /* [TILE_ROWS][D] */
-    float *kt; /* [D][BLOCK] */
-    float *v;  /* [BLOCK][width] */
-    float *s;  /* [TILE_ROWS][BLOCK], scores and then weights */
-    float *o;  /* [TILE_ROWS][width] */
-    float *max;
-    float *sum;
-    int64_t *low; /* visible keys of each row: [low, high) */
-    int64_t *high;
+    float *qt;                      /* [D][TILE_ROWS] */
+    float *k;                       /* [BLOCK][k_stride] */
+    float *v;                       /* [BLOCK][v_stride] */
+    float *s;                       /* [BLOCK][TILE_ROWS], scores and then weights */
+    float *o;                       /* [TILE_ROWS][v_stride] */
+    float *max, *sum, *keep;        /* [TILE_ROWS]; max in units of log 2 */
+    float *low, *high;              /* visible keys of a row within the block: [low, high) */
+    int64_t *first_seen, *end_seen; /* and within the segment */
 } attn_scratch;
 
-static int64_t row_width(const mst_attn_shape *shape)
+/* Rows of K and V in scratch: whole vectors, and a line off a power of two. */
+static int64_t row_stride(const mst_attn_shape *shape)
 {
-    return mst_round_up(shape->head_dim, VF_LANES);
+    return mst_round_up(shape->head_dim, 16) + 16;
 }
 
 static void lay_out(mst_arena *arena, const mst_attn_shape *shape, attn_scratch *scratch)
 {
-    int64_t width = row_width(shape);
-    scratch->q = mst_arena_take(arena, (int64_t)TILE_ROWS * shape->head_dim, sizeof(float));
-    scratch->kt = mst_arena_take(arena, (int64_t)shape->head_dim * BLOCK, sizeof(float));
-    scratch->v = mst_arena_take(arena, BLOCK * width, sizeof(float));
-    scratch->s = mst_arena_take(arena, TILE_ROWS * BLOCK, sizeof(float));
-    scratch->o = mst_arena_take(arena, TILE_ROWS * width, sizeof(float));
+    int64_t stride = row_stride(shape);
+    scratch->qt = mst_arena_take(arena, (int64_t)shape->head_dim * TILE_ROWS, sizeof(float));
+    scratch->k = mst_arena_take(arena, BLOCK * stride, sizeof(float));
+    scratch->v = mst_arena_take(arena, BLOCK * stride, sizeof(float));
+    scratch->s = mst_arena_take(arena, BLOCK * TILE_ROWS, sizeof(float));
+    scratch->o = mst_arena_take(arena, TILE_ROWS * stride, sizeof(float));
     scratch->max = mst_arena_take(arena, TILE_ROWS, sizeof(float));
     scratch->sum = mst_arena_take(arena, TILE_ROWS, sizeof(float));
-    scratch->low = mst_arena_take(arena, TILE_ROWS, sizeof(int64_t));
-    scratch->high = mst_arena_take(arena, TILE_ROWS, sizeof(int64_t));
+    scratch->keep = mst_arena_take(arena, TILE_ROWS, sizeof(float));
+    scratch->low = mst_arena_take(arena, TILE_ROWS, sizeof(float));
+    scratch->high = mst_arena_take(arena, TILE_ROWS, sizeof(float));
+    scratch->first_seen = mst_arena_take(arena, TILE_ROWS, sizeof(int64_t));
+    scratch->end_seen = mst_arena_take(arena, TILE_ROWS, sizeof(int64_t));
 }
 
 size_t MST_FOR_ISA(mst_attn_scratch_bytes)(const mst_attn_shape *shape)
@@ -96,25 +106,52 @@ typedef struct attn_tile {
     int32_t kv_head;
     int32_t head_first, heads; /* query heads of this tile */
     int64_t rows;              /* q_rows * heads */
-    int64_t width;
+    int64_t lanes;             /* rows, rounded up to whole vectors */
+    int64_t stride, width;     /* of rows in scratch; columns of D in whole vectors */
     int64_t all_low, all_high; /* keys that every row sees */
 } attn_tile;
 
-static void load_queries(attn_tile *t)
+/* Row r of the tile is query row q_begin + r / heads of head head_first + r % heads. */
+static int64_t query_at(const attn_tile *t, int64_t r, int64_t row_stride_, int64_t head_stride)
+{
+    return (t->q_first + t->item->q_begin + r / t->heads) * row_stride_ +
+           (t->head_first + r % t->heads) * head_stride;
+}
+
+/* qt[d][r] = Q[r][d]; lanes past the rows are 0. */
+static void load_queries(const attn_tile *t)
 {
     const mst_attn_call *call = t->call;
     int64_t dim = call->shape->head_dim;
-    mstar_dtype dtype = call->shape->dtype;
-    for (int64_t r = 0; r < t->item->q_rows; r++) {
-        for (int64_t h = 0; h < t->heads; h++) {
-            int64_t at = (t->q_first + t->item->q_begin + r) * call->q_row_stride +
-                         (t->head_first + h) * call->q_head_stride;
-            float *row = t->scratch.q + (r * t->heads + h) * dim;
-            for (int64_t i = 0; i < dim; i += VF_LANES) {
-                int n = vf_left(dim, i);
-                vf_store_n(row + i, vf_load_any_n(call->q, dtype, at + i, n), n);
-            }
+    for (int64_t r = 0; r < t->lanes; r += VF_LANES) {
+        int rows = vf_left(t->rows, r);
+        int64_t at[VF_LANES];
+        for (int i = 0; i < rows; i++)
+            at[i] = query_at(t, r + i, call->q_row_stride, call->q_head_stride);
+        for (int64_t d = 0; d < dim; d += VF_LANES) {
+            int n = vf_left(dim, d);
+            vf block[VF_LANES];
+            for (int i = 0; i < VF_LANES; i++)
+                block[i] =
+                    i < rows ? vf_load_any_n(call->q, call->shape->dtype, at[i] + d, n) : vf_zero();
+            vf_transpose(block);
+            for (int i = 0; i < n; i++)
+                vf_store(t->scratch.qt + (d + i) * TILE_ROWS + r, block[i]);
         }
+    }
+}
+
+/* n rows of K or V as f32, whole vectors (zeros past D), into scratch. */
+static void load_rows(const attn_tile *t, const void *data, int64_t first, int64_t n,
+                      int64_t from_stride, int64_t head_stride, float *to)
+{
+    mstar_dtype dtype = t->call->shape->dtype;
+    int64_t dim = t->call->shape->head_dim;
+    int64_t at = (t->k_first + first) * from_stride + t->kv_head * head_stride;
+    for (int64_t j = 0; j < n; j++) {
+        for (int64_t d = 0; d < dim; d += VF_LANES)
+            vf_store(to + j * t->stride + d,
+                     vf_load_any_n(data, dtype, at + j * from_stride + d, vf_left(dim, d)));
     }
 }
 
@@ -130,8 +167,10 @@ static void find_visible(attn_tile *t)
     const mst_attn_shape *shape = t->call->shape;
     t->all_low = 0;
     t->all_high = t->lk;
-    for (int64_t r = 0; r < t->item->q_rows; r++) {
-        int64_t place = t->lk - t->lq + t->item->q_begin + r;
+    if (!t->call->causal && shape->window_left < 0 && shape->window_right < 0)
+        return;
+    for (int64_t r = 0; r < t->rows; r++) {
+        int64_t place = t->lk - t->lq + t->item->q_begin + r / t->heads;
         int64_t low = 0;
         int64_t high = t->lk;
         if (t->call->causal)
@@ -146,55 +185,20 @@ static void find_visible(attn_tile *t)
         }
         t->all_low = mst_max_i64(t->all_low, low);
         t->all_high = mst_min_i64(t->all_high, high);
-        for (int64_t h = 0; h < t->heads; h++) {
-            t->scratch.low[r * t->heads + h] = low;
-            t->scratch.high[r * t->heads + h] = high;
-        }
+        t->scratch.first_seen[r] = low;
+        t->scratch.end_seen[r] = high;
     }
 }
 
-/* kt[d][j] = K[first + j][d] for j < n, 0 up to the next multiple of VF_LANES. */
-static void pack_keys(const attn_tile *t, int64_t first, int64_t n)
+/* Visible keys of each lane relative to the block's first; lanes past the rows see none. */
+static void place_block(const attn_tile *t, int64_t first, int64_t n)
 {
-    const mst_attn_call *call = t->call;
-    int64_t dim = call->shape->head_dim;
-    int64_t at = (t->k_first + first) * call->k_row_stride + t->kv_head * call->k_head_stride;
-    for (int64_t j = 0; j < n; j += VF_LANES) {
-        int keys = vf_left(n, j);
-        for (int64_t d = 0; d < dim; d += VF_LANES) {
-            int lanes = vf_left(dim, d);
-            vf block[VF_LANES];
-            for (int i = 0; i < keys; i++)
-                block[i] = vf_load_any_n(call->k, call->shape->dtype,
-                                         at + (j + i) * call->k_row_stride + d, lanes);
-            for (int i = keys; i < VF_LANES; i++)
-                block[i] = vf_zero();
-            vf_transpose(block);
-            for (int i = 0; i < lanes; i++)
-                vf_store(t->scratch.kt + (d + i) * BLOCK + j, block[i]);
-        }
+    for (int64_t r = 0; r < t->lanes; r++) {
+        int64_t low = r < t->rows ? t->scratch.first_seen[r] - first : 0;
+        int64_t high = r < t->rows ? t->scratch.end_seen[r] - first : 0;
+        t->scratch.low[r] = (float)mst_min_i64(mst_max_i64(low, 0), n);
+        t->scratch.high[r] = (float)mst_min_i64(mst_max_i64(high, 0), n);
     }
-}
-
-/* V of the block as f32 rows of whole vectors: in place where it is that already. */
-static const float *get_values(const attn_tile *t, int64_t first, int64_t n, int64_t *stride)
-{
-    const mst_attn_call *call = t->call;
-    int64_t dim = call->shape->head_dim;
-    int64_t at = (t->k_first + first) * call->v_row_stride + t->kv_head * call->v_head_stride;
-    if (call->shape->dtype == MSTAR_DTYPE_F32 && dim == t->width) {
-        *stride = call->v_row_stride;
-        return (const float *)call->v + at;
-    }
-    for (int64_t j = 0; j < n; j++) {
-        for (int64_t d = 0; d < dim; d += VF_LANES) {
-            vf x = vf_load_any_n(call->v, call->shape->dtype, at + j * call->v_row_stride + d,
-                                 vf_left(dim, d));
-            vf_store(t->scratch.v + j * t->width + d, x);
-        }
-    }
-    *stride = t->width;
-    return t->scratch.v;
 }
 
 static bool all_finite(const float *v, int64_t stride, int64_t rows, int64_t width)
@@ -204,91 +208,101 @@ static bool all_finite(const float *v, int64_t stride, int64_t rows, int64_t wid
         for (int64_t d = 0; d < width; d += VF_LANES)
             probe = vf_fma(vf_load(v + j * stride + d), vf_zero(), probe);
     }
-    float sum = vf_sum(probe);
-    return sum == 0.0f;
+    return vf_sum(probe) == 0.0f;
 }
 
 /*
- * One online softmax step of row r over keys [first, first + n): scores in s become weights, the
- * row's maximum and sum move on, and its output is scaled when the maximum grew.
+ * One online softmax step of VF_LANES rows from row r on over n keys: scores in s become weights,
+ * maxima and sums move on, keep says by what the output so far has to be scaled.
  */
-static void softmax_row(const attn_tile *t, int64_t r, int64_t first, int64_t n, bool masked)
+static inline __attribute__((always_inline)) void
+softmax_lanes(const attn_tile *t, int64_t r, int64_t n, vf scale, const bool masked)
 {
-    float *s = t->scratch.s + r * BLOCK;
-    const vf scale = vf_set1(t->call->shape->sm_scale);
+    float *s = t->scratch.s + r;
     const vf nothing = vf_set1(-INFINITY);
-    int64_t vectors = mst_ceil_div(n, VF_LANES);
-    float low = 0.0f;
-    float high = 0.0f;
-    vf top = nothing;
+    vf low = vf_zero();
+    vf high = vf_zero();
     if (masked) {
-        low = (float)mst_min_i64(mst_max_i64(t->scratch.low[r] - first, 0), n);
-        high = (float)mst_min_i64(mst_max_i64(t->scratch.high[r] - first, 0), n);
-        for (int64_t i = 0; i < vectors; i++) {
-            vf place = vf_add(vf_iota(), vf_set1((float)(i * VF_LANES)));
-            vm seen = vm_and(vf_less_equal(vf_set1(low), place), vf_less(place, vf_set1(high)));
-            vf x = vf_select(seen, vf_mul(vf_load(s + i * VF_LANES), scale), nothing);
-            vf_store(s + i * VF_LANES, x);
-            top = vf_max(x, top);
-        }
-    } else {
-        for (int64_t i = 0; i < vectors; i++) {
-            vf x = vf_mul(vf_load(s + i * VF_LANES), scale);
-            vf_store(s + i * VF_LANES, x);
-            top = vf_max(x, top);
-        }
+        low = vf_load(t->scratch.low + r);
+        high = vf_load(t->scratch.high + r);
     }
-    float before = t->scratch.max[r];
-    float block_top = vf_top(top);
-    float now = block_top > before ? block_top : before;
+    vf top = nothing;
+    for (int64_t j = 0; j < n; j++) {
+        vf x = vf_mul(vf_load(s + j * TILE_ROWS), scale);
+        if (masked) {
+            vf place = vf_set1((float)j);
+            vm seen = vm_and(vf_less_equal(low, place), vf_less(place, high));
+            x = vf_select(seen, x, nothing);
+            vf_store(s + j * TILE_ROWS, x);
+        }
+        top = vf_max(x, top);
+    }
+    vf before = vf_load(t->scratch.max + r);
+    vf now = vf_max(top, before);
     /* nothing seen yet: any finite shift gives weights of exactly 0 */
-    vf shift = vf_set1(now == -INFINITY ? 0.0f : now);
+    vf shift = vf_select(vf_less_equal(now, nothing), vf_zero(), now);
     vf sum = vf_zero();
-    for (int64_t i = 0; i < vectors; i++) {
-        vf p = vf_exp(vf_sub(vf_load(s + i * VF_LANES), shift));
-        vf_store(s + i * VF_LANES, p);
+    for (int64_t j = 0; j < n; j++) {
+        vf x = vf_load(s + j * TILE_ROWS);
+        if (!masked)
+            x = vf_mul(x, scale);
+        vf p = vf_exp2_nonpositive(vf_sub(x, shift));
+        vf_store(s + j * TILE_ROWS, p);
         sum = vf_add(sum, p);
     }
-    float block_sum = vf_sum(sum);
-    if (now > before) {
-        float keep = 0.0f;
-        if (before != -INFINITY) {
-            float lanes[VF_LANES];
-            vf_store(lanes, vf_exp(vf_set1(before - now)));
-            keep = lanes[0];
-        }
-        float *o = t->scratch.o + r * t->width;
-        for (int64_t d = 0; d < t->width; d += VF_LANES)
-            vf_store(o + d, vf_mul(vf_load(o + d), vf_set1(keep)));
-        t->scratch.sum[r] *= keep;
-        t->scratch.max[r] = now;
-    }
-    t->scratch.sum[r] += block_sum;
+    vf keep = vf_exp2_nonpositive(vf_sub(before, shift));
+    vf_store(t->scratch.keep + r, keep);
+    vf_store(t->scratch.max + r, now);
+    vf_store(t->scratch.sum + r, vf_fma(vf_load(t->scratch.sum + r), keep, sum));
 }
 
-static void add_values(const attn_tile *t, int64_t first, int64_t n, bool partly)
+static void softmax_block(const attn_tile *t, int64_t n, bool masked)
 {
-    int64_t stride;
-    const float *v = get_values(t, first, n, &stride);
-    if (!partly || all_finite(v, stride, n, t->width)) {
-        mst_tile_all(t->scratch.s, BLOCK, v, stride, n, t->scratch.o, t->width, t->rows, t->width,
-                     false);
+    vf scale = vf_mul(vf_set1(t->call->shape->sm_scale), vf_set1(LOG2_E));
+    for (int64_t r = 0; r < t->lanes; r += VF_LANES) {
+        if (masked)
+            softmax_lanes(t, r, n, scale, true);
+        else
+            softmax_lanes(t, r, n, scale, false);
+    }
+    for (int64_t r = 0; r < t->rows; r++) {
+        float keep = t->scratch.keep[r];
+        if (keep == 1.0f)
+            continue;
+        float *o = t->scratch.o + r * t->stride;
+        for (int64_t d = 0; d < t->width; d += VF_LANES)
+            vf_store(o + d, vf_mul(vf_load(o + d), vf_set1(keep)));
+    }
+}
+
+static void add_values(const attn_tile *t, int64_t n, bool partly, bool fresh)
+{
+    mst_tile_args args = {.a = t->scratch.s,
+                          .a_stride = TILE_ROWS,
+                          .b = t->scratch.v,
+                          .b_stride = t->stride,
+                          .depth = n,
+                          .c = t->scratch.o,
+                          .c_stride = t->stride,
+                          .fresh = fresh};
+    if (!partly || all_finite(t->scratch.v, t->stride, n, t->width)) {
+        mst_tile_all(args, MST_TILE_COLUMNS, t->rows, t->width);
         return;
     }
     for (int64_t r = 0; r < t->rows; r++) {
-        int64_t low = mst_max_i64(t->scratch.low[r] - first, 0);
-        int64_t high = mst_min_i64(t->scratch.high[r] - first, n);
-        if (low < high)
-            mst_tile_all(t->scratch.s + r * BLOCK + low, BLOCK, v + low * stride, stride,
-                         high - low, t->scratch.o + r * t->width, t->width, 1, t->width, false);
+        int64_t low = (int64_t)t->scratch.low[r];
+        mst_tile_args row = args;
+        row.a += low * TILE_ROWS + r;
+        row.b += low * t->stride;
+        row.c += r * t->stride;
+        row.depth = mst_max_i64((int64_t)t->scratch.high[r] - low, 0);
+        mst_tile_all(row, MST_TILE_COLUMNS, 1, t->width);
     }
 }
 
-/* Natural logarithm of a positive f32, by the series of 2 atanh((m - 1) / (m + 1)) in f64. */
-static float log_f32(float x)
+/* Natural logarithm of a positive number, by the series of 2 atanh((m - 1) / (m + 1)) in f64. */
+static double log_f64(float x)
 {
-    if (!(x < INFINITY))
-        return x;
     int exponent;
     double m = frexp((double)x, &exponent);
     if (m < 0.70710678118654752) {
@@ -300,7 +314,16 @@ static float log_f32(float x)
     double series = 1.0 / 15.0;
     for (int k = 13; k >= 1; k -= 2)
         series = series * w + 1.0 / k;
-    return (float)(2.0 * u * series + exponent * 0.69314718055994531);
+    return 2.0 * u * series + exponent * LN_2;
+}
+
+static float lse_of(float max, float sum)
+{
+    if (sum == 0.0f)
+        return -INFINITY;
+    if (!(sum < INFINITY))
+        return sum; /* NaN */
+    return (float)((double)max * LN_2 + log_f64(sum));
 }
 
 static void store_rows(const attn_tile *t)
@@ -308,51 +331,78 @@ static void store_rows(const attn_tile *t)
     const mst_attn_call *call = t->call;
     int64_t dim = call->shape->head_dim;
     for (int64_t r = 0; r < t->rows; r++) {
-        int64_t row = t->q_first + t->item->q_begin + r / t->heads;
-        int64_t head = t->head_first + r % t->heads;
-        int64_t at = row * call->out_row_stride + head * call->out_head_stride;
+        int64_t at = query_at(t, r, call->out_row_stride, call->out_head_stride);
         float sum = t->scratch.sum[r];
-        bool nothing = sum == 0.0f;
         for (int64_t d = 0; d < dim; d += VF_LANES) {
-            vf o = vf_load(t->scratch.o + r * t->width + d);
-            o = nothing ? vf_zero() : vf_div(o, vf_set1(sum));
+            vf o = vf_zero();
+            if (sum != 0.0f)
+                o = vf_div(vf_load(t->scratch.o + r * t->stride + d), vf_set1(sum));
             vf_store_any_n(call->out, call->shape->dtype, at + d, o, vf_left(dim, d));
         }
         if (call->lse != NULL)
-            call->lse[row * call->lse_row_stride + head] =
-                nothing ? -INFINITY : t->scratch.max[r] + log_f32(sum);
+            call->lse[query_at(t, r, call->lse_row_stride, 1)] = lse_of(t->scratch.max[r], sum);
     }
 }
 
 static void run_tile(attn_tile *t)
 {
+    const mst_attn_call *call = t->call;
+    int64_t dim = call->shape->head_dim;
+    t->rows = (int64_t)t->item->q_rows * t->heads;
+    t->lanes = mst_round_up(t->rows, VF_LANES);
     load_queries(t);
     find_visible(t);
-    memset(t->scratch.o, 0, (size_t)(t->rows * t->width) * sizeof(float));
-    for (int64_t r = 0; r < t->rows; r++) {
+    for (int64_t r = 0; r < t->lanes; r++) {
         t->scratch.max[r] = -INFINITY;
         t->scratch.sum[r] = 0.0f;
     }
-    int64_t dim = t->call->shape->head_dim;
-    for (int64_t first = t->item->kv_begin / BLOCK * BLOCK; first < t->item->kv_end;
-         first += BLOCK) {
+    int64_t begin = t->item->kv_begin / BLOCK * BLOCK;
+    for (int64_t first = begin; first < t->item->kv_end; first += BLOCK) {
         int64_t n = mst_min_i64(BLOCK, t->item->kv_end - first);
         bool partly = t->all_low > first || t->all_high < first + n;
-        pack_keys(t, first, n);
-        mst_tile_all(t->scratch.q, dim, t->scratch.kt, BLOCK, dim, t->scratch.s, BLOCK, t->rows,
-                     mst_round_up(n, VF_LANES), true);
-        for (int64_t r = 0; r < t->rows; r++)
-            softmax_row(t, r, first, n, partly || n % VF_LANES != 0);
-        add_values(t, first, n, partly);
+        load_rows(t, call->k, first, n, call->k_row_stride, call->k_head_stride, t->scratch.k);
+        load_rows(t, call->v, first, n, call->v_row_stride, call->v_head_stride, t->scratch.v);
+        mst_tile_args scores = {.a = t->scratch.k,
+                                .a_stride = t->stride,
+                                .b = t->scratch.qt,
+                                .b_stride = TILE_ROWS,
+                                .depth = dim,
+                                .c = t->scratch.s,
+                                .c_stride = TILE_ROWS,
+                                .fresh = true};
+        mst_tile_all(scores, MST_TILE_ROWS, n, t->lanes);
+        if (partly)
+            place_block(t, first, n);
+        if (first == begin)
+            memset(t->scratch.o, 0, (size_t)(t->rows * t->stride) * sizeof(float));
+        softmax_block(t, n, partly);
+        add_values(t, n, partly, false);
     }
     store_rows(t);
+}
+
+/* The next head's rows are fetched while this one is computed: at a stride of all heads the
+ * hardware does not see them coming. */
+static void fetch_head(const attn_tile *t, const void *data, int64_t first, int64_t rows,
+                       int64_t from_stride, int64_t at)
+{
+    size_t bytes = mstar_dtype_bytes(t->call->shape->dtype);
+    size_t row_bytes = (size_t)t->call->shape->head_dim * bytes;
+    for (int64_t j = 0; j < rows; j++) {
+        const char *row = (const char *)data + ((first + j) * from_stride + at) * (int64_t)bytes;
+        for (size_t i = 0; i < row_bytes; i += MST_CACHE_LINE)
+            __builtin_prefetch(row + i);
+    }
 }
 
 void MST_FOR_ISA(mst_attn_item_run)(const mst_attn_call *call, const mst_attn_item *item,
                                     void *scratch)
 {
     const mst_attn_shape *shape = call->shape;
-    attn_tile t = {.call = call, .item = item, .width = row_width(shape)};
+    attn_tile t = {.call = call,
+                   .item = item,
+                   .stride = row_stride(shape),
+                   .width = mst_round_up(shape->head_dim, VF_LANES)};
     mst_arena arena;
     mst_arena_over(&arena, scratch, SIZE_MAX);
     lay_out(&arena, shape, &t.scratch);
@@ -364,10 +414,20 @@ void MST_FOR_ISA(mst_attn_item_run)(const mst_attn_call *call, const mst_attn_it
     int32_t chunk = group_chunk(shape);
     for (int32_t i = 0; i < item->num_kv_heads; i++) {
         t.kv_head = item->kv_head_begin + i;
+        if (i + 1 < item->num_kv_heads && item->kv_end - item->kv_begin <= 256) {
+            int64_t keys = item->kv_end - item->kv_begin;
+            int64_t first = t.k_first + item->kv_begin;
+            fetch_head(&t, call->k, first, keys, call->k_row_stride,
+                       (t.kv_head + 1) * call->k_head_stride);
+            fetch_head(&t, call->v, first, keys, call->v_row_stride,
+                       (t.kv_head + 1) * call->v_head_stride);
+            if (group == 1)
+                fetch_head(&t, call->q, t.q_first + item->q_begin, item->q_rows, call->q_row_stride,
+                           (t.kv_head + 1) * call->q_head_stride);
+        }
         for (int32_t h = 0; h < group; h += chunk) {
             t.head_first = t.kv_head * group + h;
             t.heads = h + chunk <= group ? chunk : group - h;
-            t.rows = (int64_t)item->q_rows * t.heads;
             run_tile(&t);
         }
     }

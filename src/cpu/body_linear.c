@@ -7,6 +7,7 @@
  * which hides the latency of the chains; three rows and more take one panel and a register tile.
  */
 #include "cpu/body.h"
+#include "cpu/linear_finish.h"
 #include "cpu/simd/tile.h"
 #include "cpu/simd/vmath.h"
 
@@ -17,8 +18,10 @@
 #else
 #define FEW_PANELS 4
 #endif
-/* Depth of a step where x has to be widened: a tile of x in f32 stays in L1. */
-#define WIDEN_DEPTH 256
+/* Depth of a step where x has to be copied or widened: a tile of x in f32 stays in L1, its rows a
+ * line apart from a power of two. */
+#define COPY_DEPTH 256
+#define COPY_STRIDE (COPY_DEPTH + 16)
 
 size_t MST_FOR_ISA(mst_linear_packed_bytes)(const mst_linear_shape *shape)
 {
@@ -202,40 +205,30 @@ static void few_tile(const float *a, int64_t a_stride, const void *panels, bool 
     }
 }
 
-/* Bias, activation, residual, one rounding: columns [first, first + columns) of rows from row on.
+/*
+ * Rows whose distance is a multiple of a large power of two fall into the same few sets of the
+ * first cache and push each other out; with more rows than ways, x is copied, a step of depth at a
+ * time.
  */
-static void finish(const mst_linear_work *work, const float *c, int64_t c_stride, int64_t row,
-                   int rows, int64_t first, int64_t columns)
+static bool rows_collide(const mst_linear_work *work, int rows)
 {
-    mstar_activation activation = work->shape->activation;
-    columns = mst_min_i64(columns, work->shape->out_features - first);
-    for (int r = 0; r < rows; r++) {
-        for (int64_t j = 0; j < columns; j += VF_LANES) {
-            int n = vf_left(columns, j);
-            vf y = vf_add(vf_load(c + r * c_stride + j), vf_load(work->bias + first + j));
-            y = vf_activate(activation, y);
-            if (work->residual.data != NULL)
-                y = vf_add(y, vf_load_any_n(work->residual.data, work->residual.dtype,
-                                            (row + r) * work->residual.row_stride + first + j, n));
-            vf_store_any_n(work->out.data, work->out.dtype,
-                           (row + r) * work->out.row_stride + first + j, y, n);
-        }
-    }
+    int64_t lines = work->x.row_stride * (int64_t)sizeof(float) / MST_CACHE_LINE;
+    return rows > 4 && lines % 64 == 0;
 }
 
-/* x[row .. row + rows)[k .. k + depth) as f32: in place or widened into buffer. */
+/* x[row .. row + rows)[k .. k + depth) as f32: in place or copied into buffer. */
 static const float *get_x(const mst_linear_work *work, int64_t row, int rows, int64_t k,
-                          int64_t depth, float *buffer, int64_t *stride)
+                          int64_t depth, bool in_place, float *buffer, int64_t *stride)
 {
-    if (work->x.dtype == MSTAR_DTYPE_F32) {
+    if (in_place) {
         *stride = work->x.row_stride;
         return (const float *)work->x.data + row * work->x.row_stride + k;
     }
-    *stride = WIDEN_DEPTH;
+    *stride = COPY_STRIDE;
     for (int r = 0; r < rows; r++) {
         for (int64_t i = 0; i < depth; i += VF_LANES) {
             int n = vf_left(depth, i);
-            vf_store_n(buffer + r * WIDEN_DEPTH + i,
+            vf_store_n(buffer + r * COPY_STRIDE + i,
                        vf_load_any_n(work->x.data, work->x.dtype,
                                      (row + r) * work->x.row_stride + k + i, n),
                        n);
@@ -249,17 +242,18 @@ static void run_tile(const mst_linear_work *work, int64_t row, int rows, int64_t
 {
     _Alignas(
         64) float c[(VF_ROWS > FEW_ROWS * FEW_PANELS ? VF_ROWS : FEW_ROWS * FEW_PANELS) * PANEL];
-    _Alignas(64) float buffer[VF_ROWS * WIDEN_DEPTH];
+    _Alignas(64) float buffer[VF_ROWS * COPY_STRIDE];
     const mst_linear_shape *shape = work->shape;
     int64_t depth = shape->in_features;
     int64_t panel_elements = depth * PANEL;
     bool half = shape->weight_dtype == MSTAR_DTYPE_BF16;
-    int64_t step = work->x.dtype == MSTAR_DTYPE_F32 ? depth : WIDEN_DEPTH;
+    bool in_place = work->x.dtype == MSTAR_DTYPE_F32 && !rows_collide(work, rows);
+    int64_t step = in_place ? depth : COPY_DEPTH;
     int64_t width = few ? FEW_PANELS * PANEL : PANEL;
     for (int64_t k = 0; k < depth; k += step) {
         int64_t d = mst_min_i64(step, depth - k);
         int64_t stride;
-        const float *a = get_x(work, row, rows, k, d, buffer, &stride);
+        const float *a = get_x(work, row, rows, k, d, in_place, buffer, &stride);
         int64_t at = panel * panel_elements + k * PANEL;
         const void *b = half ? (const void *)((const uint16_t *)work->packed + at)
                              : (const void *)((const float *)work->packed + at);
@@ -278,10 +272,10 @@ static void run_tile(const mst_linear_work *work, int64_t row, int rows, int64_t
             half_tile(&t, b, rows);
         } else {
             t.b = b;
-            mst_tile(&t, rows, 2);
+            mst_tile_by_rows(&t, rows, 2);
         }
     }
-    finish(work, c, width, row, rows, panel * PANEL, width);
+    mst_linear_finish(work, c, width, row, rows, panel * PANEL, width);
 }
 
 void MST_FOR_ISA(mst_linear_block)(const mst_linear_work *work, int64_t row_begin, int64_t row_end,

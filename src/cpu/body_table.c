@@ -12,9 +12,15 @@ const mst_kernels MST_FOR_ISA(mst_kernels) = {
     .attn_item = MST_FOR_ISA(mst_attn_item_run),
     .linear_panel = 2 * VF_LANES,
     .linear_tile = VF_ROWS,
-    .linear_packed_bytes = MST_FOR_ISA(mst_linear_packed_bytes),
-    .linear_pack = MST_FOR_ISA(mst_linear_pack),
-    .linear_block = MST_FOR_ISA(mst_linear_block),
+    .linear_f32 = {MST_FOR_ISA(mst_linear_packed_bytes), MST_FOR_ISA(mst_linear_pack),
+                   MST_FOR_ISA(mst_linear_block)},
+#if defined(MST_ISA_AVX512BF16)
+    .linear_bf16 = {MST_FOR_ISA(mst_linear_bf16_packed_bytes), MST_FOR_ISA(mst_linear_bf16_pack),
+                    MST_FOR_ISA(mst_linear_bf16_block)},
+#else
+    .linear_bf16 = {MST_FOR_ISA(mst_linear_packed_bytes), MST_FOR_ISA(mst_linear_pack),
+                    MST_FOR_ISA(mst_linear_block)},
+#endif
     .layer_norm_row = MST_FOR_ISA(mst_layer_norm_row),
     .rms_norm_row = MST_FOR_ISA(mst_rms_norm_row),
     .activation_row = MST_FOR_ISA(mst_activation_row),

@@ -8,7 +8,7 @@ static int64_t count_panels(const mst_kernels *kernels, const mst_linear_shape *
 
 size_t mst_cpu_linear_packed_bytes(const mstar_device *device, const mst_linear_shape *shape)
 {
-    return mst_cpu_of(device)->kernels->linear_packed_bytes(shape);
+    return mst_linear_of(mst_cpu_of(device)->kernels, shape)->packed_bytes(shape);
 }
 
 const char *mst_cpu_linear_kernel(const mstar_device *device, const mst_linear_shape *shape)
@@ -64,8 +64,9 @@ static void pack_task(void *context, int32_t index)
     const pack_job *job = context;
     int64_t begin, end;
     mst_cut(job->panel_end - job->panel_begin, 1, job->parts, index, &begin, &end);
-    job->kernels->linear_pack(job->shape, job->weight, job->first_row, job->packed,
-                              job->panel_begin + begin, job->panel_begin + end);
+    mst_linear_of(job->kernels, job->shape)
+        ->pack(job->shape, job->weight, job->first_row, job->packed, job->panel_begin + begin,
+               job->panel_begin + end);
 }
 
 void mst_cpu_linear_pack(const mstar_device *device, const mst_linear_shape *shape,
@@ -101,8 +102,9 @@ static void product_task(void *context, int32_t index)
     mst_cut(job->panels, 1, job->grid.panel_parts, index % job->grid.panel_parts, &panel_begin,
             &panel_end);
     for (int64_t row = row_begin; row < row_end; row += job->row_block)
-        job->kernels->linear_block(&job->work, row, mst_min_i64(row + job->row_block, row_end),
-                                   panel_begin, panel_end);
+        mst_linear_of(job->kernels, job->work.shape)
+            ->block(&job->work, row, mst_min_i64(row + job->row_block, row_end), panel_begin,
+                    panel_end);
 }
 
 mstar_status mst_cpu_linear_run(mstar_stream *stream, const mst_linear_shape *shape,

@@ -1,12 +1,43 @@
 /* cpuid.c - what this machine is: ISA levels, the processor's name, its data caches. */
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "cpu/cpu.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+
+#if defined(__x86_64__)
+
+static bool has_avx512_bf16(void)
+{
+    unsigned int a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1U << 5)) != 0;
+}
+
+/*
+ * AMX needs the kernel's word: the tile registers' state is large and a process has to ask for it
+ * (arch_prctl, ARCH_REQ_XCOMP_PERM for component 18). Asking twice is harmless; threads made later
+ * inherit the answer.
+ */
+static bool may_use_amx(void)
+{
+#if defined(__linux__)
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    unsigned int a, b, c, d;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0)
+        return false;
+    bool bf16 = (d & (1U << 22)) != 0;
+    bool tile = (d & (1U << 24)) != 0;
+    return bf16 && tile && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+    return false;
+#endif
+}
+
 #endif
 
 /* The compiler's runtime asks cpuid and xgetbv, so a level counts only if the system saves its
@@ -28,8 +59,12 @@ bool mst_cpu_has(mst_isa isa)
         return avx2;
     case MST_ISA_LEVEL_AVX512:
         return avx512;
+    case MST_ISA_LEVEL_AVX512BF16:
+        return avx512 && has_avx512_bf16();
+    case MST_ISA_LEVEL_AMX:
+        return avx512 && has_avx512_bf16() && may_use_amx();
     default:
-        return false; /* no bodies yet */
+        return false;
     }
 #else
     return isa == MST_ISA_LEVEL_SCALAR;

@@ -30,6 +30,14 @@ mstar_status mst_isa_parse(const char *source, const char *text, mst_isa *isa)
 static const mst_kernels *kernels_of(mst_isa isa)
 {
     switch (isa) {
+#if defined(MST_HAVE_AMX)
+    case MST_ISA_LEVEL_AMX:
+        return &mst_kernels_amx;
+#endif
+#if defined(MST_HAVE_AVX512BF16)
+    case MST_ISA_LEVEL_AVX512BF16:
+        return &mst_kernels_avx512bf16;
+#endif
 #if defined(MST_HAVE_AVX512)
     case MST_ISA_LEVEL_AVX512:
         return &mst_kernels_avx512;
@@ -75,19 +83,20 @@ typedef struct kernel_line {
     const char *op;
     mstar_dtype dtype;
     const char *dtype_name;
-    const char *symbols[3]; /* scalar, avx2, avx512 */
+    const char *symbols[MST_ISA_LEVELS]; /* by level */
 } kernel_line;
 
 #define NAME_F32 "f32"
 #define NAME_BF16 "bf16"
 #define NAME_F16 "f16"
 static const kernel_line kernel_lines[] = {
-#define MST_KERNEL(op, dtype, part)                                                   \
-    {#op,                                                                             \
-     MSTAR_DTYPE_##dtype,                                                             \
-     NAME_##dtype,                                                                    \
-     {"mst_" #part "_" NAME_##dtype "_scalar", "mst_" #part "_" NAME_##dtype "_avx2", \
-      "mst_" #part "_" NAME_##dtype "_avx512"}},
+#define MST_KERNEL(op, dtype, part)                                                         \
+    {#op,                                                                                   \
+     MSTAR_DTYPE_##dtype,                                                                   \
+     NAME_##dtype,                                                                          \
+     {"mst_" #part "_" NAME_##dtype "_scalar", "mst_" #part "_" NAME_##dtype "_avx2",       \
+      "mst_" #part "_" NAME_##dtype "_avx512", "mst_" #part "_" NAME_##dtype "_avx512bf16", \
+      "mst_" #part "_" NAME_##dtype "_amx"}},
 #include "cpu/kernels.def"
 #undef MST_KERNEL
 };
@@ -95,7 +104,7 @@ static const kernel_line kernel_lines[] = {
 
 static const char *symbol_of(const kernel_line *line, const mst_kernels *kernels)
 {
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < MST_ISA_LEVELS; i++) {
         if (strcmp(kernels->isa, isa_names[i]) == 0)
             return line->symbols[i];
     }

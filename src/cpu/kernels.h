@@ -24,6 +24,17 @@ typedef struct mst_linear_work {
     mst_rows x, residual, out;
 } mst_linear_work;
 
+typedef struct mst_linear_kernels {
+    size_t (*packed_bytes)(const mst_linear_shape *shape);
+    /* Columns of panels [panel_begin, panel_end) that come from this part, whose first row is
+       column first_row; columns past out_features become 0. */
+    void (*pack)(const mst_linear_shape *shape, const mstar_tensor *weight, int64_t first_row,
+                 void *packed, int64_t panel_begin, int64_t panel_end);
+    /* Rows [row_begin, row_end) of panels [panel_begin, panel_end). */
+    void (*block)(const mst_linear_work *work, int64_t row_begin, int64_t row_end,
+                  int64_t panel_begin, int64_t panel_end);
+} mst_linear_kernels;
+
 typedef struct mst_kernels {
     const char *isa;
     int lanes;
@@ -32,16 +43,9 @@ typedef struct mst_kernels {
     mst_attn_tile (*attn_tile)(const mst_attn_shape *shape, int64_t lq, int64_t lk);
     void (*attn_item)(const mst_attn_call *call, const mst_attn_item *item, void *scratch);
 
-    int64_t linear_panel; /* columns of a panel */
-    int64_t linear_tile;  /* rows of a full register tile */
-    size_t (*linear_packed_bytes)(const mst_linear_shape *shape);
-    /* Columns of panels [panel_begin, panel_end) that come from this part, whose first row is
-       column first_row; columns past out_features become 0. */
-    void (*linear_pack)(const mst_linear_shape *shape, const mstar_tensor *weight,
-                        int64_t first_row, void *packed, int64_t panel_begin, int64_t panel_end);
-    /* Rows [row_begin, row_end) of panels [panel_begin, panel_end). */
-    void (*linear_block)(const mst_linear_work *work, int64_t row_begin, int64_t row_end,
-                         int64_t panel_begin, int64_t panel_end);
+    int64_t linear_panel;                       /* columns of a panel */
+    int64_t linear_tile;                        /* rows of a full register tile */
+    mst_linear_kernels linear_f32, linear_bf16; /* by the panels' dtype */
 
     void (*layer_norm_row)(int64_t width, mst_rows x, mst_rows residual, const float *weight,
                            const float *bias, float eps, mst_rows out, int64_t row);
@@ -59,8 +63,16 @@ typedef struct mst_kernels {
                        mst_rows out, int64_t out_head_stride, int64_t row);
 } mst_kernels;
 
+static inline const mst_linear_kernels *mst_linear_of(const mst_kernels *kernels,
+                                                      const mst_linear_shape *shape)
+{
+    return shape->weight_dtype == MSTAR_DTYPE_BF16 ? &kernels->linear_bf16 : &kernels->linear_f32;
+}
+
 extern const mst_kernels mst_kernels_scalar;
 extern const mst_kernels mst_kernels_avx2;
 extern const mst_kernels mst_kernels_avx512;
+extern const mst_kernels mst_kernels_avx512bf16;
+extern const mst_kernels mst_kernels_amx;
 
 #endif

@@ -1,16 +1,20 @@
 /*
  * tile.h - the one register tile behind products and attention:
  *
- *   c[r][j] += sum over i in [0, depth) of a[r * a_stride + i] * b[i * b_stride + j]
+ *   c[r][j] += sum over i in [0, depth) of a(r, i) * b[i * b_stride + j]
  *
- * for up to VF_ROWS rows and one or two vectors of columns. Each element is one chain of
- * fused multiply-adds over i from 0 up, whatever the tile's height or width: cutting rows, columns
- * or depth differently never changes a bit. c lives in memory (L1) between calls.
+ * for up to VF_ROWS rows and one or two vectors of columns, where a(r, i) is a[r * a_stride + i]
+ * (MST_TILE_ROWS) or a[i * a_stride + r] (MST_TILE_COLUMNS). Each element is one chain of fused
+ * multiply-adds over i from 0 up, whatever the tile's height or width: cutting rows, columns or
+ * depth differently never changes a bit. c lives in memory (L1) between calls.
  */
 #ifndef MST_SIMD_TILE_H
 #define MST_SIMD_TILE_H
 
 #include "cpu/simd/simd.h"
+
+#define MST_TILE_ROWS 0
+#define MST_TILE_COLUMNS 1
 
 typedef struct mst_tile_args {
     const float *a;
@@ -24,8 +28,8 @@ typedef struct mst_tile_args {
 } mst_tile_args;
 
 /* rows and vectors are constants at every call, so the loops unroll and acc stays in registers. */
-static inline __attribute__((always_inline)) void mst_tile_body(const mst_tile_args *t,
-                                                                const int rows, const int vectors)
+static inline __attribute__((always_inline)) void
+mst_tile_body(const mst_tile_args *t, const int rows, const int vectors, const int order)
 {
     vf acc[VF_ROWS][2];
     const float *a = t->a;
@@ -53,12 +57,12 @@ static inline __attribute__((always_inline)) void mst_tile_body(const mst_tile_a
             bv[v] = vf_load(b + v * VF_LANES);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) {
-            vf x = vf_set1(a[r * a_stride]);
+            vf x = vf_set1(order == MST_TILE_COLUMNS ? a[r] : a[r * a_stride]);
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; v++)
                 acc[r][v] = vf_fma(x, bv[v], acc[r][v]);
         }
-        a++;
+        a += order == MST_TILE_COLUMNS ? a_stride : 1;
         b += b_stride;
     }
 #pragma GCC unroll 16
@@ -69,16 +73,17 @@ static inline __attribute__((always_inline)) void mst_tile_body(const mst_tile_a
     }
 }
 
-#define MST_TILE_CASE(n)                               \
-    case n:                                            \
-        if (vectors == 2)                              \
-            mst_tile_body(t, n <= VF_ROWS ? n : 1, 2); \
-        else                                           \
-            mst_tile_body(t, n <= VF_ROWS ? n : 1, 1); \
+#define MST_TILE_CASE(n)                                      \
+    case n:                                                   \
+        if (vectors == 2)                                     \
+            mst_tile_body(t, n <= VF_ROWS ? n : 1, 2, order); \
+        else                                                  \
+            mst_tile_body(t, n <= VF_ROWS ? n : 1, 1, order); \
         break;
 
 /* 1 <= rows <= VF_ROWS, vectors 1 or 2. */
-static inline void mst_tile(const mst_tile_args *t, int rows, int vectors)
+static inline __attribute__((always_inline)) void mst_tile_switch(const mst_tile_args *t, int rows,
+                                                                  int vectors, const int order)
 {
     switch (rows) {
         MST_TILE_CASE(1)
@@ -104,6 +109,16 @@ static inline void mst_tile(const mst_tile_args *t, int rows, int vectors)
     }
 }
 
+static void mst_tile_by_rows(const mst_tile_args *t, int rows, int vectors)
+{
+    mst_tile_switch(t, rows, vectors, MST_TILE_ROWS);
+}
+
+static MST_UNUSED void mst_tile_by_columns(const mst_tile_args *t, int rows, int vectors)
+{
+    mst_tile_switch(t, rows, vectors, MST_TILE_COLUMNS);
+}
+
 /* Height of the next tile when `left` rows are left: full tiles, the last two evened out. */
 static inline int mst_tile_rows(int64_t left)
 {
@@ -114,24 +129,22 @@ static inline int mst_tile_rows(int64_t left)
     return VF_ROWS;
 }
 
-/* c[rows][columns] (+)= a[rows][depth] b[depth][columns]; columns a multiple of VF_LANES. */
-static inline void mst_tile_all(const float *a, int64_t a_stride, const float *b, int64_t b_stride,
-                                int64_t depth, float *c, int64_t c_stride, int64_t rows,
-                                int64_t columns, bool fresh)
+/* c[rows][columns] (+)= a b; columns a multiple of VF_LANES. */
+static MST_UNUSED void mst_tile_all(mst_tile_args whole, int order, int64_t rows, int64_t columns)
 {
+    int64_t row_step = order == MST_TILE_COLUMNS ? 1 : whole.a_stride;
     for (int64_t j = 0; j < columns; j += 2 * VF_LANES) {
         int vectors = columns - j >= 2 * VF_LANES ? 2 : 1;
         for (int64_t r = 0; r < rows;) {
             int height = mst_tile_rows(rows - r);
-            mst_tile_args t = {.a = a + r * a_stride,
-                               .a_stride = a_stride,
-                               .b = b + j,
-                               .b_stride = b_stride,
-                               .depth = depth,
-                               .c = c + r * c_stride + j,
-                               .c_stride = c_stride,
-                               .fresh = fresh};
-            mst_tile(&t, height, vectors);
+            mst_tile_args t = whole;
+            t.a += r * row_step;
+            t.b += j;
+            t.c += r * whole.c_stride + j;
+            if (order == MST_TILE_COLUMNS)
+                mst_tile_by_columns(&t, height, vectors);
+            else
+                mst_tile_by_rows(&t, height, vectors);
             r += height;
         }
     }

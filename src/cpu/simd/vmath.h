@@ -30,6 +30,25 @@ static inline vf vf_exp(vf x)
     return vf_scale2(p, n);
 }
 
+/*
+ * 2^x for x <= 0, the softmax weight: exactly 1 at 0 and exactly 0 at -inf. x = n + f, 2^f by a
+ * polynomial of degree 6 (2.0e-9), times 2^n. NaN goes through.
+ */
+static inline vf vf_exp2_nonpositive(vf x)
+{
+    vf y = vf_max(vf_set1(-151.0f), x);
+    vf n = vf_round(y);
+    vf f = vf_sub(y, n);
+    vf p = vf_set1(1.535333981906e-04f);
+    p = vf_fma(p, f, vf_set1(1.339890065560e-03f));
+    p = vf_fma(p, f, vf_set1(9.618437614828e-03f));
+    p = vf_fma(p, f, vf_set1(5.550332408158e-02f));
+    p = vf_fma(p, f, vf_set1(2.402264791016e-01f));
+    p = vf_fma(p, f, vf_set1(6.931472028819e-01f));
+    p = vf_fma(p, f, vf_set1(1.0f));
+    return vf_scale2(p, n);
+}
+
 static inline vf vf_sigmoid(vf x)
 {
     vf one = vf_set1(1.0f);

@@ -1,0 +1,269 @@
+/*
+ * body_linear_bf16.c - products over bf16 panels by bf16 dot instructions: AVX-512 BF16 (vdpbf16ps)
+ * and AMX (tdpbf16ps). Levels without them widen the panels instead, in body_linear.c.
+ *
+ * Panels hold pairs of k: [ceil(K / 2)][PANEL][2], K padded with zeros to DEPTH_UNIT. x is rounded
+ * to bf16 (nearest even) a row tile at a time. An output element is one chain over pairs of k from
+ * 0 up, in f32, in every path, so its bits depend on its row and column alone.
+ */
+#include "cpu/body.h"
+
+#if defined(MST_ISA_AVX512BF16)
+
+#include "cpu/linear_finish.h"
+
+#define PANEL (2 * VF_LANES)
+/* Depth of x converted at a time: a row tile of it stays in the second cache. */
+#define MAX_DEPTH 2048
+/* Bytes of panels that stay in the second cache while row tiles pass. */
+#define GROUP_BYTES (384 * 1024)
+
+#if defined(MST_ISA_AMX)
+#define DEPTH_UNIT 32 /* k of one tile */
+#define TILE_ROWS 32
+#else
+#define DEPTH_UNIT 2
+#define TILE_ROWS VF_ROWS
+#endif
+
+static int64_t padded_depth(const mst_linear_shape *shape)
+{
+    return mst_round_up(shape->in_features, DEPTH_UNIT);
+}
+
+size_t MST_FOR_ISA(mst_linear_bf16_packed_bytes)(const mst_linear_shape *shape)
+{
+    size_t panels = (size_t)mst_ceil_div(shape->out_features, PANEL);
+    return panels * PANEL * (size_t)padded_depth(shape) * sizeof(uint16_t);
+}
+
+void MST_FOR_ISA(mst_linear_bf16_pack)(const mst_linear_shape *shape, const mstar_tensor *weight,
+                                       int64_t first_row, void *packed, int64_t panel_begin,
+                                       int64_t panel_end)
+{
+    int64_t depth = padded_depth(shape);
+    int64_t last_row = first_row + weight->shape[0];
+    for (int64_t p = panel_begin; p < panel_end; p++) {
+        uint16_t *panel = (uint16_t *)packed + p * PANEL * depth;
+        int64_t begin = mst_max_i64(first_row - p * PANEL, 0);
+        int64_t end = mst_min_i64(last_row - p * PANEL, PANEL);
+        for (int64_t c = begin; c < end; c++) {
+            int64_t at = (p * PANEL + c - first_row) * weight->strides[0];
+            for (int64_t k = 0; k < depth; k++) {
+                float w = k < shape->in_features ? mst_load_element(weight->data, weight->dtype,
+                                                                    at + k * weight->strides[1])
+                                                 : 0.0f;
+                panel[(k / 2 * PANEL + c) * 2 + k % 2] = mst_f32_to_bf16(w);
+            }
+        }
+        for (int64_t c = mst_max_i64(shape->out_features - p * PANEL, 0); c < PANEL; c++) {
+            for (int64_t k = 0; k < depth; k++)
+                panel[(k / 2 * PANEL + c) * 2 + k % 2] = 0;
+        }
+    }
+}
+
+/* x[row .. row + rows)[k .. k + depth) rounded to bf16; zeros past in_features and past the rows.
+ */
+static void round_x(const mst_linear_work *work, int64_t row, int rows, int64_t k, int64_t depth,
+                    uint16_t *to, int64_t stride)
+{
+    int64_t real = mst_min_i64(depth, work->shape->in_features - k);
+    for (int r = 0; r < TILE_ROWS; r++) {
+        uint16_t *out = to + r * stride;
+        if (r >= rows) {
+#if defined(MST_ISA_AMX)
+            memset(out, 0, (size_t)depth * sizeof *out);
+#endif
+            continue;
+        }
+        int64_t at = (row + r) * work->x.row_stride + k;
+        for (int64_t i = 0; i < real; i += VF_LANES) {
+            int n = vf_left(real, i);
+            vf_store_bf16_n(out + i, vf_load_any_n(work->x.data, work->x.dtype, at + i, n), n);
+        }
+        for (int64_t i = real; i < depth; i++)
+            out[i] = 0;
+    }
+}
+
+#if defined(MST_ISA_AMX)
+
+typedef struct tile_config {
+    uint8_t palette;
+    uint8_t start_row;
+    uint8_t reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} tile_config;
+_Static_assert(sizeof(tile_config) == 64, "the layout that ldtilecfg reads");
+
+static void open_tiles(void)
+{
+    tile_config config = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        config.row_bytes[i] = 64;
+        config.rows[i] = 16;
+    }
+    _tile_loadconfig(&config);
+}
+
+static void close_tiles(void)
+{
+    _tile_release();
+}
+
+/* Two by two tiles of 16 x 16 sums: rows of x 0-15 and 16-31, columns 0-15 and 16-31. */
+static void dot_tile(const uint16_t *a, int64_t a_stride, const uint16_t *b, int64_t depth,
+                     float *c, int rows, bool fresh)
+{
+    const size_t c_bytes = PANEL * sizeof(float);
+    const size_t a_bytes = (size_t)a_stride * sizeof(uint16_t);
+    const size_t b_bytes = 2 * PANEL * sizeof(uint16_t);
+    bool two = rows > 16;
+    if (fresh) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, c, c_bytes);
+        _tile_loadd(1, c + 16, c_bytes);
+        _tile_loadd(2, c + 16 * PANEL, c_bytes);
+        _tile_loadd(3, c + 16 * PANEL + 16, c_bytes);
+    }
+    for (int64_t k = 0; k < depth; k += DEPTH_UNIT) {
+        _tile_loadd(6, b + k * PANEL, b_bytes);
+        _tile_loadd(7, b + k * PANEL + 32, b_bytes);
+        _tile_loadd(4, a + k, a_bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (two) {
+            _tile_loadd(5, a + 16 * a_stride + k, a_bytes);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, c, c_bytes);
+    _tile_stored(1, c + 16, c_bytes);
+    if (two) {
+        _tile_stored(2, c + 16 * PANEL, c_bytes);
+        _tile_stored(3, c + 16 * PANEL + 16, c_bytes);
+    }
+}
+
+static int next_rows(int64_t left)
+{
+    return (int)mst_min_i64(left, TILE_ROWS);
+}
+
+#else
+
+static void open_tiles(void) {}
+static void close_tiles(void) {}
+
+static inline __attribute__((always_inline)) void dot_body(const uint16_t *a, int64_t a_stride,
+                                                           const uint16_t *b, int64_t depth,
+                                                           float *c, const int rows, bool fresh)
+{
+    __m512 acc[VF_ROWS][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        acc[r][0] = fresh ? vf_zero() : vf_load(c + r * PANEL);
+        acc[r][1] = fresh ? vf_zero() : vf_load(c + r * PANEL + VF_LANES);
+    }
+    for (int64_t k = 0; k < depth; k += 2) {
+        __m512bh b0 = (__m512bh)_mm512_loadu_si512(b + k * PANEL);
+        __m512bh b1 = (__m512bh)_mm512_loadu_si512(b + k * PANEL + 2 * VF_LANES);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            int32_t pair;
+            memcpy(&pair, a + r * a_stride + k, sizeof pair);
+            __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
+            acc[r][0] = _mm512_dpbf16_ps(acc[r][0], x, b0);
+            acc[r][1] = _mm512_dpbf16_ps(acc[r][1], x, b1);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        vf_store(c + r * PANEL, acc[r][0]);
+        vf_store(c + r * PANEL + VF_LANES, acc[r][1]);
+    }
+}
+
+#define DOT_CASE(n)                                   \
+    case n:                                           \
+        dot_body(a, a_stride, b, depth, c, n, fresh); \
+        break;
+
+static void dot_tile(const uint16_t *a, int64_t a_stride, const uint16_t *b, int64_t depth,
+                     float *c, int rows, bool fresh)
+{
+    switch (rows) {
+        DOT_CASE(1)
+        DOT_CASE(2)
+        DOT_CASE(3)
+        DOT_CASE(4)
+        DOT_CASE(5)
+        DOT_CASE(6)
+        DOT_CASE(7)
+        DOT_CASE(8)
+        DOT_CASE(9)
+        DOT_CASE(10)
+        DOT_CASE(11)
+        DOT_CASE(12)
+        DOT_CASE(13)
+        DOT_CASE(14)
+    default:
+        break;
+    }
+}
+
+static int next_rows(int64_t left)
+{
+    if (left <= VF_ROWS)
+        return (int)left;
+    return left < 2 * VF_ROWS ? (int)((left + 1) / 2) : VF_ROWS;
+}
+
+#endif
+
+void MST_FOR_ISA(mst_linear_bf16_block)(const mst_linear_work *work, int64_t row_begin,
+                                        int64_t row_end, int64_t panel_begin, int64_t panel_end)
+{
+    _Alignas(64) float c[TILE_ROWS * PANEL];
+    _Alignas(64) uint16_t x[TILE_ROWS * (MAX_DEPTH + 32)];
+    int64_t depth = padded_depth(work->shape);
+    int64_t step = mst_min_i64(depth, MAX_DEPTH);
+    int64_t stride = step + 32; /* rows a line off a power of two */
+    int64_t panel_bytes = depth * PANEL * (int64_t)sizeof(uint16_t);
+    int64_t group = mst_max_i64(1, GROUP_BYTES / mst_max_i64(panel_bytes, 1));
+    open_tiles();
+    for (int64_t first = panel_begin; first < panel_end; first += group) {
+        int64_t last = mst_min_i64(first + group, panel_end);
+        for (int64_t row = row_begin; row < row_end;) {
+            int rows = next_rows(row_end - row);
+            if (depth <= step)
+                round_x(work, row, rows, 0, depth, x, stride);
+            for (int64_t panel = first; panel < last; panel++) {
+                const uint16_t *b = (const uint16_t *)work->packed + panel * PANEL * depth;
+                for (int64_t k = 0; k < depth; k += step) {
+                    int64_t d = mst_min_i64(step, depth - k);
+                    if (depth > step)
+                        round_x(work, row, rows, k, d, x, stride);
+                    dot_tile(x, stride, b + k * PANEL, d, c, rows, k == 0);
+                }
+                mst_linear_finish(work, c, PANEL, row, rows, panel * PANEL, PANEL);
+            }
+            row += rows;
+        }
+    }
+    close_tiles();
+}
+
+#else
+
+/* ISO C forbids an empty translation unit. */
+typedef int mst_linear_bf16_is_widened_here;
+
+#endif

@@ -1,0 +1,30 @@
+/* linear_finish.h - what follows the sums of a product: shared by the bodies of all weight dtypes.
+ */
+#ifndef MST_LINEAR_FINISH_H
+#define MST_LINEAR_FINISH_H
+
+#include "cpu/kernels.h"
+#include "cpu/simd/vmath.h"
+
+/* Bias, activation, residual, one rounding: columns [first, first + columns) of rows from row on.
+ */
+static inline void mst_linear_finish(const mst_linear_work *work, const float *c, int64_t c_stride,
+                                     int64_t row, int rows, int64_t first, int64_t columns)
+{
+    mstar_activation activation = work->shape->activation;
+    columns = mst_min_i64(columns, work->shape->out_features - first);
+    for (int r = 0; r < rows; r++) {
+        for (int64_t j = 0; j < columns; j += VF_LANES) {
+            int n = vf_left(columns, j);
+            vf y = vf_add(vf_load(c + r * c_stride + j), vf_load(work->bias + first + j));
+            y = vf_activate(activation, y);
+            if (work->residual.data != NULL)
+                y = vf_add(y, vf_load_any_n(work->residual.data, work->residual.dtype,
+                                            (row + r) * work->residual.row_stride + first + j, n));
+            vf_store_any_n(work->out.data, work->out.dtype,
+                           (row + r) * work->out.row_stride + first + j, y, n);
+        }
+    }
+}
+
+#endif

@@ -57,8 +57,10 @@ static double rounding(mstar_dtype dtype, double magnitude)
     }
 }
 
-/* Scratch of one row, as long as the longest key segment. */
+/* Scratch: the keys and values of one segment and kv head, and what one row makes of them. */
 typedef struct row_work {
+    double *keys, *values; /* [lk][D] */
+    double *query;         /* [D] */
     double *score, *score_error, *weight, *log_weight, *weight_error;
     int64_t *key;
 } row_work;
@@ -81,13 +83,18 @@ static bool row_sees(const row_place *place, int64_t key)
            (problem->window_right < 0 || distance <= problem->window_right);
 }
 
-static double kv_value(const row_place *place, const mstar_tensor *tensor, int64_t key, int64_t d)
+static void load_keys(const row_place *place, const mstar_tensor *tensor, double *to)
 {
     const attn_problem *problem = place->problem;
+    int64_t dim = problem->head_dim;
     int64_t kv_head = place->head / (problem->num_qo_heads / problem->num_kv_heads);
-    int64_t row = place->first_key + key;
-    return problem->kv_layout == MSTAR_KV_HND ? (double)attn_get(tensor, kv_head, row, d)
-                                              : (double)attn_get(tensor, row, kv_head, d);
+    bool by_head = problem->kv_layout == MSTAR_KV_HND;
+    for (int64_t j = 0; j < place->lk; j++) {
+        int64_t row = place->first_key + j;
+        for (int64_t d = 0; d < dim; d++)
+            to[j * dim + d] =
+                (double)attn_get(tensor, by_head ? kv_head : row, by_head ? row : kv_head, d);
+    }
 }
 
 /* Scores of the visible keys and their error; returns how many there are. */
@@ -95,14 +102,15 @@ static int64_t score_keys(const row_place *place, row_work *work)
 {
     int64_t count = 0;
     int64_t dim = place->problem->head_dim;
+    for (int64_t d = 0; d < dim; d++)
+        work->query[d] = (double)attn_get(&place->data->q.tensor, place->row, place->head, d);
     for (int64_t j = 0; j < place->lk; j++) {
         double dot = 0.0;
         double magnitude = 0.0;
         if (!row_sees(place, j))
             continue;
         for (int64_t d = 0; d < dim; d++) {
-            double product = (double)attn_get(&place->data->q.tensor, place->row, place->head, d) *
-                             kv_value(place, &place->data->k.tensor, j, d);
+            double product = work->query[d] * work->keys[j * dim + d];
             dot += product;
             magnitude += fabs(product);
         }
@@ -180,9 +188,9 @@ static void reference_row(const row_place *place, row_work *work, attn_reference
         double moved = 0.0;
         double magnitude = 0.0;
         for (int64_t i = 0; i < count; i++)
-            out += work->weight[i] * kv_value(place, &place->data->v.tensor, work->key[i], d);
+            out += work->weight[i] * work->values[work->key[i] * dim + d];
         for (int64_t i = 0; i < count; i++) {
-            double v = kv_value(place, &place->data->v.tensor, work->key[i], d);
+            double v = work->values[work->key[i] * dim + d];
             moved += work->weight_error[i] * fabs(v - out);
             magnitude += (work->weight[i] + work->weight_error[i]) * fabs(v);
             largest = fmax(largest, fabs(v));
@@ -214,8 +222,15 @@ void attn_reference_make(const attn_problem *problem, const attn_data *data,
     int64_t keys = attn_problem_kv_tokens(problem);
     double scale =
         isnan(problem->sm_scale) ? 1.0 / sqrt((double)problem->head_dim) : problem->sm_scale;
-    row_work work = {doubles(keys), doubles(keys), doubles(keys),
-                     doubles(keys), doubles(keys), calloc((size_t)keys + 1, sizeof(int64_t))};
+    row_work work = {.keys = doubles(keys * problem->head_dim),
+                     .values = doubles(keys * problem->head_dim),
+                     .query = doubles(problem->head_dim),
+                     .score = doubles(keys),
+                     .score_error = doubles(keys),
+                     .weight = doubles(keys),
+                     .log_weight = doubles(keys),
+                     .weight_error = doubles(keys),
+                     .key = calloc((size_t)keys + 1, sizeof(int64_t))};
     assert_non_null(work.key);
     *reference = (attn_reference){.tokens = tokens,
                                   .out = doubles(rows * problem->head_dim),
@@ -230,12 +245,18 @@ void attn_reference_make(const attn_problem *problem, const attn_data *data,
                            .first_key = problem->kv_offsets[segment],
                            .lq = problem->q_offsets[segment + 1] - first,
                            .lk = problem->kv_offsets[segment + 1] - problem->kv_offsets[segment]};
-        for (place.r = 0; place.r < place.lq; place.r++) {
-            place.row = first + place.r;
-            for (place.head = 0; place.head < problem->num_qo_heads; place.head++)
+        for (place.head = 0; place.head < problem->num_qo_heads; place.head++) {
+            load_keys(&place, &data->k.tensor, work.keys);
+            load_keys(&place, &data->v.tensor, work.values);
+            for (place.r = 0; place.r < place.lq; place.r++) {
+                place.row = first + place.r;
                 reference_row(&place, &work, reference);
+            }
         }
     }
+    free(work.keys);
+    free(work.values);
+    free(work.query);
     free(work.score);
     free(work.score_error);
     free(work.weight);

@@ -30,19 +30,21 @@ mstar_status mst_ops_check_input(const mstar_device *device, const char *name,
 }
 
 /*
- * Dimensions from the smallest stride up: each must step over all that the smaller ones reach. This
- * is enough for no two elements to share memory, and every layout that a slice, a split or a
- * permutation of a compact tensor gives passes.
+ * The contiguous last dimension first, then from the smallest stride up: each must step over all
+ * that the ones before it reach. This is enough for no two elements to share memory, and every
+ * layout that a slice, a split or a permutation of a compact tensor gives passes.
  */
 static mstar_status check_no_overlap(const char *name, const mstar_tensor *tensor)
 {
+    for (int32_t dim = 0; dim < tensor->rank; dim++) {
+        if (tensor->shape[dim] == 0)
+            return MSTAR_OK;
+    }
     bool used[MSTAR_MAX_RANK] = {false};
     int64_t reach = 1;
     for (int32_t step = 0; step < tensor->rank; step++) {
-        int32_t next = -1;
-        for (int32_t dim = tensor->rank - 1; dim >= 0; dim--) {
-            if (tensor->shape[dim] == 0)
-                return MSTAR_OK;
+        int32_t next = step == 0 ? tensor->rank - 1 : -1;
+        for (int32_t dim = 0; step > 0 && dim < tensor->rank; dim++) {
             if (!used[dim] && (next < 0 || tensor->strides[dim] < tensor->strides[next]))
                 next = dim;
         }

@@ -67,12 +67,16 @@ static double dot(const float *a, const float *b, int64_t dims)
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-/* Rounding must not print a score above 1. A vector of zeros is close to nothing. */
-static double cosine(const float *a, double a_norm, const float *b, double b_norm, int64_t dims)
+/*
+ * a_square and b_square are the vectors' products with themselves; the square root of their product
+ * makes the score of equal vectors exactly 1, so that equal lines tie. Rounding must not print a
+ * score above 1. A vector of zeros is close to nothing.
+ */
+static double cosine(const float *a, double a_square, const float *b, double b_square, int64_t dims)
 {
-    if (!(a_norm > 0) || !(b_norm > 0))
+    if (!(a_square > 0) || !(b_square > 0))
         return 0;
-    double value = dot(a, b, dims) / (a_norm * b_norm);
+    double value = dot(a, b, dims) / sqrt(a_square * b_square);
     return value > 1 ? 1 : value < -1 ? -1 : value;
 }
 
@@ -80,7 +84,7 @@ static double cosine(const float *a, double a_norm, const float *b, double b_nor
 
 typedef struct corpus {
     float *vectors;
-    double *norms;
+    double *squares; /* dot(vector, vector) */
     char **texts;
     size_t *bytes;
     int64_t *lines;
@@ -107,8 +111,9 @@ static int corpus_add(corpus *all, const float *vector, int64_t dims, const msta
     if (all->count == all->capacity) {
         int64_t want = all->capacity * 2 + 256;
         if (!grow(&all->vectors, want, (size_t)dims * sizeof(float)) ||
-            !grow(&all->norms, want, sizeof(double)) || !grow(&all->texts, want, sizeof(char *)) ||
-            !grow(&all->bytes, want, sizeof(size_t)) || !grow(&all->lines, want, sizeof(int64_t)))
+            !grow(&all->squares, want, sizeof(double)) ||
+            !grow(&all->texts, want, sizeof(char *)) || !grow(&all->bytes, want, sizeof(size_t)) ||
+            !grow(&all->lines, want, sizeof(int64_t)))
             return cli_fail_memory("vectors", (size_t)want * (size_t)dims * sizeof(float));
         all->capacity = want;
     }
@@ -117,7 +122,7 @@ static int corpus_add(corpus *all, const float *vector, int64_t dims, const msta
         return cli_fail_memory("a text", text->bytes);
     memcpy(copy, text->data, text->bytes);
     memcpy(all->vectors + all->count * dims, vector, (size_t)dims * sizeof(float));
-    all->norms[all->count] = sqrt(dot(vector, vector, dims));
+    all->squares[all->count] = dot(vector, vector, dims);
     all->texts[all->count] = copy;
     all->bytes[all->count] = text->bytes;
     all->lines[all->count] = line;
@@ -130,7 +135,7 @@ static void corpus_release(corpus *all)
     for (int64_t i = 0; i < all->count; i++)
         free(all->texts[i]);
     free(all->vectors);
-    free(all->norms);
+    free(all->squares);
     free(all->texts);
     free(all->bytes);
     free(all->lines);
@@ -144,7 +149,7 @@ typedef struct search {
     cli_input input;
     cli_embedder embedder;
     float *query;
-    double query_norm;
+    double query_square;
     corpus all;
     best list;
 } search;
@@ -169,8 +174,8 @@ static int embed_query(search *s)
     if (result.untruncated_tokens > result.tokens)
         cli_note("the query was cut from %lld to %lld tokens", (long long)result.untruncated_tokens,
                  (long long)result.tokens);
-    s->query_norm = sqrt(dot(s->query, s->query, dims));
-    if (!isfinite(s->query_norm))
+    s->query_square = dot(s->query, s->query, dims);
+    if (!isfinite(s->query_square))
         return cli_fail(CLI_FAILED, "the vector of the query is not finite");
     return CLI_OK;
 }
@@ -209,8 +214,7 @@ static int use_chunk(search *s, const cli_chunk *chunk)
                 return code;
             continue;
         }
-        double score =
-            cosine(s->query, s->query_norm, vector, sqrt(dot(vector, vector, dims)), dims);
+        double score = cosine(s->query, s->query_square, vector, dot(vector, vector, dims), dims);
         hit *place = best_insert(&s->list, score, line, 0);
         if (place == NULL)
             continue;
@@ -254,7 +258,7 @@ static void find_pairs(search *s)
         const float *vector = all->vectors + a * dims;
         for (int64_t b = a + 1; b < all->count; b++) {
             double score =
-                cosine(vector, all->norms[a], all->vectors + b * dims, all->norms[b], dims);
+                cosine(vector, all->squares[a], all->vectors + b * dims, all->squares[b], dims);
             (void)best_insert(&s->list, score, a, b);
         }
     }

@@ -19,13 +19,13 @@ static const double powers[] = {1e0, 1e1, 1e2,  1e3,  1e4,  1e5,  1e6, 1e7,
                                 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14};
 static const double steps[] = {1e-4, 1e-3, 1e-2, 1e-1, 1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8};
 
-/* Does the double that a reader gets round to value? A double half way between two floats does not
+/* Does the double that a reader gets round to size? A double half way between two floats does not
  * count: the decimal behind it may lie on either side. */
-static bool reads_back(double read, float value)
+static bool reads_back(double read, float size)
 {
     uint64_t bits;
     memcpy(&bits, &read, sizeof bits);
-    return (float)read == value && (bits & 0x1fffffffu) != 0x10000000u;
+    return (float)read == size && (bits & 0x1fffffffu) != 0x10000000u;
 }
 
 /* digits / 10^places, places from 1 to 14, without the zeros at the end that say nothing. */
@@ -69,7 +69,7 @@ size_t cli_format_f32(float value, char *text)
             if (places < 1)
                 continue;
             double digits = floor(size * powers[places] + 0.5);
-            if (reads_back(digits / powers[places], value))
+            if (reads_back(digits / powers[places], (float)size))
                 return write_fixed(value < 0, (uint64_t)digits, places, text);
         }
     }

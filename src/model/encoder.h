@@ -237,7 +237,8 @@ mstar_status mst_pooler_run(const mst_folder *folder, const mst_weights *weights
 /* ---- lowercase.c ----------------------------------------------------------------------------- */
 
 /*
- * str.lower() of Python over UTF-8; bytes that are not UTF-8 stay. out grows as by mst_grow.
+ * str.lower() of Python; what is not UTF-8 becomes U+FFFD, as the tokenizer reads it. out grows as
+ * by mst_grow.
  */
 mstar_status mst_lowercase(const char *text, size_t bytes, void **out, int64_t *capacity,
                            size_t *out_bytes);

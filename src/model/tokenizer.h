@@ -65,6 +65,8 @@ bool mst_is_word(uint32_t code);        /* \w of a Unicode regular expression */
 bool mst_is_ideograph(uint32_t code);   /* what BERT sets between spaces */
 bool mst_is_nonspacing(uint32_t code);  /* Mn, what BERT strips as accents */
 bool mst_is_mark(uint32_t code);        /* M*, what StripAccents drops */
+bool mst_is_cased(uint32_t code);       /* Cased, but for what is Case_Ignorable too */
+bool mst_is_case_ignorable(uint32_t code);
 uint8_t mst_combining_class(uint32_t code);
 #define MST_MAX_LOWER 2
 int32_t mst_to_lower(uint32_t code, uint32_t out[MST_MAX_LOWER]);

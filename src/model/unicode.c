@@ -62,6 +62,18 @@ static const code_range later_word[] = {
 static const code_range other_word[] = {
     {0x200C, 0x200D}, {0x24B6, 0x24E9}, {0x1F130, 0x1F149}, {0x1F150, 0x1F169}, {0x1F170, 0x1F189}};
 
+/* Other_Lowercase and Other_Uppercase, but for modifier letters, which are ignorable first */
+static const code_range other_cased[] = {{0xAA, 0xAA},      {0xBA, 0xBA},       {0x2160, 0x217F},
+                                         {0x24B6, 0x24E9},  {0x1F130, 0x1F149}, {0x1F150, 0x1F169},
+                                         {0x1F170, 0x1F189}};
+
+/* Word_Break MidLetter, MidNumLet and Single_Quote */
+static const code_range between_letters[] = {
+    {0x27, 0x27},     {0x2E, 0x2E},     {0x3A, 0x3A},     {0xB7, 0xB7},
+    {0x387, 0x387},   {0x55F, 0x55F},   {0x5F4, 0x5F4},   {0x2018, 0x2019},
+    {0x2024, 0x2024}, {0x2027, 0x2027}, {0xFE13, 0xFE13}, {0xFE52, 0xFE52},
+    {0xFE55, 0xFE55}, {0xFF07, 0xFF07}, {0xFF0E, 0xFF0E}, {0xFF1A, 0xFF1A}};
+
 /* a compatibility decomposition in Unicode 15, but not yet in 9 */
 static const code_range newer_compatibility[] = {
     {0x32FF, 0x32FF},   {0xA7F2, 0xA7F4},   {0xAB69, 0xAB69},  {0x10781, 0x107BA},
@@ -175,6 +187,21 @@ bool mst_is_mark(uint32_t code)
     if (category >= UTF8PROC_CATEGORY_MN && category <= UTF8PROC_CATEGORY_ME)
         return !IN(newer_mark, code);
     return code == 0x1CF2 || code == 0x1CF3; /* letters since Unicode 12 */
+}
+
+bool mst_is_cased(uint32_t code)
+{
+    utf8proc_category_t category = category_of(code);
+    return (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LT) ||
+           IN(other_cased, code);
+}
+
+bool mst_is_case_ignorable(uint32_t code)
+{
+    utf8proc_category_t category = category_of(code);
+    return category == UTF8PROC_CATEGORY_MN || category == UTF8PROC_CATEGORY_ME ||
+           category == UTF8PROC_CATEGORY_CF || category == UTF8PROC_CATEGORY_LM ||
+           category == UTF8PROC_CATEGORY_SK || IN(between_letters, code);
 }
 
 uint8_t mst_combining_class(uint32_t code)

@@ -12,6 +12,10 @@
  * its bits, so how rows share tiles never shows.
  *
  * Weights are 2^(s - max) with s = q.k * sm_scale * log2 e, so that the largest weighs exactly 1.
+ * Where the ISA multiplies pairs of bf16 (VF_PAIRS), bf16 inputs stay bf16: Q, K and V are laid out
+ * in pairs (along D for S, along keys for O), weights are rounded to bf16 for O += P V, and their
+ * sum is taken before rounding. Elsewhere, and for f16, inputs are widened exactly.
+ *
  * Masking is by selection on key indices: invisible scores become -inf before the maximum and weigh
  * exactly 0. Since 0 * NaN is NaN, a block that some row sees only partly is checked for values of
  * V that are not finite, and then each row is multiplied over its own visible keys only.
@@ -109,6 +113,7 @@ typedef struct attn_tile {
     int64_t lanes;             /* rows, rounded up to whole vectors */
     int64_t stride, width;     /* of rows in scratch; columns of D in whole vectors */
     int64_t all_low, all_high; /* keys that every row sees */
+    bool pairs;                /* bf16 in pairs */
 } attn_tile;
 
 /* Row r of the tile is query row q_begin + r / heads of head head_first + r % heads. */
@@ -135,24 +140,67 @@ static void load_queries(const attn_tile *t)
                 block[i] =
                     i < rows ? vf_load_any_n(call->q, call->shape->dtype, at[i] + d, n) : vf_zero();
             vf_transpose(block);
-            for (int i = 0; i < n; i++)
-                vf_store(t->scratch.qt + (d + i) * TILE_ROWS + r, block[i]);
+            if (t->pairs) {
+                for (int i = 0; i < n; i += 2)
+                    vf_store(t->scratch.qt + (d + i) / 2 * TILE_ROWS + r,
+                             vf_pack_pairs(block[i], block[i + 1]));
+            } else {
+                for (int i = 0; i < n; i++)
+                    vf_store(t->scratch.qt + (d + i) * TILE_ROWS + r, block[i]);
+            }
         }
     }
 }
 
-/* n rows of K or V as f32, whole vectors (zeros past D), into scratch. */
-static void load_rows(const attn_tile *t, const void *data, int64_t first, int64_t n,
-                      int64_t from_stride, int64_t head_stride, float *to)
+/* n keys from first on: f32 in whole vectors, or bf16 pairs along D; zeros past D. */
+static void load_keys(const attn_tile *t, int64_t first, int64_t n)
 {
-    mstar_dtype dtype = t->call->shape->dtype;
-    int64_t dim = t->call->shape->head_dim;
-    int64_t at = (t->k_first + first) * from_stride + t->kv_head * head_stride;
-    for (int64_t j = 0; j < n; j++) {
+    const mst_attn_call *call = t->call;
+    int64_t dim = call->shape->head_dim;
+    int64_t at = (t->k_first + first) * call->k_row_stride + t->kv_head * call->k_head_stride;
+    for (int64_t j = 0; j < n; j++, at += call->k_row_stride) {
+        float *to = t->scratch.k + j * t->stride;
+        if (t->pairs) {
+            to[(dim - 1) / 2] = 0.0f;
+            memcpy(to, (const uint16_t *)call->k + at, (size_t)dim * sizeof(uint16_t));
+            continue;
+        }
         for (int64_t d = 0; d < dim; d += VF_LANES)
-            vf_store(to + j * t->stride + d,
-                     vf_load_any_n(data, dtype, at + j * from_stride + d, vf_left(dim, d)));
+            vf_store(to + d, vf_load_any_n(call->k, call->shape->dtype, at + d, vf_left(dim, d)));
     }
+}
+
+/*
+ * n values from first on: f32, or bf16 pairs along keys; zeros past D and outside rows [low, high).
+ * Answers whether all values read are finite.
+ */
+static bool load_values(const attn_tile *t, int64_t first, int64_t n, int64_t low, int64_t high)
+{
+    const mst_attn_call *call = t->call;
+    mstar_dtype dtype = call->shape->dtype;
+    int64_t dim = call->shape->head_dim;
+    int64_t at = (t->k_first + first) * call->v_row_stride + t->kv_head * call->v_head_stride;
+    vf probe = vf_zero();
+    int64_t step = t->pairs ? 2 : 1;
+    for (int64_t j = 0; j < n; j += step) {
+        float *to = t->scratch.v + j / step * t->stride;
+        for (int64_t d = 0; d < dim; d += VF_LANES) {
+            int lanes = vf_left(dim, d);
+            vf x = vf_zero();
+            if (j >= low && j < high)
+                x = vf_load_any_n(call->v, dtype, at + j * call->v_row_stride + d, lanes);
+            probe = vf_fma(x, vf_zero(), probe);
+            if (t->pairs) {
+                vf y = vf_zero();
+                if (j + 1 >= low && j + 1 < high)
+                    y = vf_load_any_n(call->v, dtype, at + (j + 1) * call->v_row_stride + d, lanes);
+                probe = vf_fma(y, vf_zero(), probe);
+                x = vf_pack_pairs(x, y);
+            }
+            vf_store(to + d, x);
+        }
+    }
+    return vf_sum(probe) == 0.0f;
 }
 
 /* Saturating sums: windows may be as large as int64 holds. */
@@ -201,22 +249,23 @@ static void place_block(const attn_tile *t, int64_t first, int64_t n)
     }
 }
 
-static bool all_finite(const float *v, int64_t stride, int64_t rows, int64_t width)
+/* Weight of one key for VF_LANES rows; masked scores have been scaled already. */
+static inline __attribute__((always_inline)) vf weigh(const float *s, vf scale, vf shift,
+                                                      const bool masked)
 {
-    vf probe = vf_zero();
-    for (int64_t j = 0; j < rows; j++) {
-        for (int64_t d = 0; d < width; d += VF_LANES)
-            probe = vf_fma(vf_load(v + j * stride + d), vf_zero(), probe);
-    }
-    return vf_sum(probe) == 0.0f;
+    vf x = vf_load(s);
+    if (!masked)
+        x = vf_mul(x, scale);
+    return vf_exp2_nonpositive(vf_sub(x, shift));
 }
 
 /*
  * One online softmax step of VF_LANES rows from row r on over n keys: scores in s become weights,
  * maxima and sums move on, keep says by what the output so far has to be scaled.
  */
-static inline __attribute__((always_inline)) void
-softmax_lanes(const attn_tile *t, int64_t r, int64_t n, vf scale, const bool masked)
+static inline __attribute__((always_inline)) void softmax_lanes(const attn_tile *t, int64_t r,
+                                                                int64_t n, vf scale,
+                                                                const bool masked, const bool pairs)
 {
     float *s = t->scratch.s + r;
     const vf nothing = vf_set1(-INFINITY);
@@ -243,12 +292,19 @@ softmax_lanes(const attn_tile *t, int64_t r, int64_t n, vf scale, const bool mas
     vf shift = vf_select(vf_less_equal(now, nothing), vf_zero(), now);
     vf sum = vf_zero();
     for (int64_t j = 0; j < n; j++) {
-        vf x = vf_load(s + j * TILE_ROWS);
-        if (!masked)
-            x = vf_mul(x, scale);
-        vf p = vf_exp2_nonpositive(vf_sub(x, shift));
-        vf_store(s + j * TILE_ROWS, p);
+        vf p = weigh(s + j * TILE_ROWS, scale, shift, masked);
         sum = vf_add(sum, p);
+        if (!pairs) {
+            vf_store(s + j * TILE_ROWS, p);
+            continue;
+        }
+        /* the pair of rows j and j + 1 takes row j / 2, which has been read */
+        vf next = vf_zero();
+        if (++j < n) {
+            next = weigh(s + j * TILE_ROWS, scale, shift, masked);
+            sum = vf_add(sum, next);
+        }
+        vf_store(s + j / 2 * TILE_ROWS, vf_pack_pairs(p, next));
     }
     vf keep = vf_exp2_nonpositive(vf_sub(before, shift));
     vf_store(t->scratch.keep + r, keep);
@@ -260,10 +316,14 @@ static void softmax_block(const attn_tile *t, int64_t n, bool masked)
 {
     vf scale = vf_mul(vf_set1(t->call->shape->sm_scale), vf_set1(LOG2_E));
     for (int64_t r = 0; r < t->lanes; r += VF_LANES) {
-        if (masked)
-            softmax_lanes(t, r, n, scale, true);
+        if (t->pairs && masked)
+            softmax_lanes(t, r, n, scale, true, true);
+        else if (t->pairs)
+            softmax_lanes(t, r, n, scale, false, true);
+        else if (masked)
+            softmax_lanes(t, r, n, scale, true, false);
         else
-            softmax_lanes(t, r, n, scale, false);
+            softmax_lanes(t, r, n, scale, false, false);
     }
     for (int64_t r = 0; r < t->rows; r++) {
         float keep = t->scratch.keep[r];
@@ -275,28 +335,26 @@ static void softmax_block(const attn_tile *t, int64_t n, bool masked)
     }
 }
 
-static void add_values(const attn_tile *t, int64_t n, bool partly, bool fresh)
+static void add_values(const attn_tile *t, int64_t first, int64_t n, bool partly)
 {
     mst_tile_args args = {.a = t->scratch.s,
                           .a_stride = TILE_ROWS,
                           .b = t->scratch.v,
                           .b_stride = t->stride,
-                          .depth = n,
+                          .depth = t->pairs ? mst_ceil_div(n, 2) : n,
                           .c = t->scratch.o,
-                          .c_stride = t->stride,
-                          .fresh = fresh};
-    if (!partly || all_finite(t->scratch.v, t->stride, n, t->width)) {
-        mst_tile_all(args, MST_TILE_COLUMNS, t->rows, t->width);
+                          .c_stride = t->stride};
+    int order = MST_TILE_COLUMNS | (t->pairs ? MST_TILE_PAIRS : 0);
+    if (load_values(t, first, n, 0, n) || !partly) {
+        mst_tile_all(args, order, t->rows, t->width);
         return;
     }
     for (int64_t r = 0; r < t->rows; r++) {
-        int64_t low = (int64_t)t->scratch.low[r];
+        (void)load_values(t, first, n, (int64_t)t->scratch.low[r], (int64_t)t->scratch.high[r]);
         mst_tile_args row = args;
-        row.a += low * TILE_ROWS + r;
-        row.b += low * t->stride;
+        row.a += r;
         row.c += r * t->stride;
-        row.depth = mst_max_i64((int64_t)t->scratch.high[r] - low, 0);
-        mst_tile_all(row, MST_TILE_COLUMNS, 1, t->width);
+        mst_tile_all(row, order, 1, t->width);
     }
 }
 
@@ -360,23 +418,22 @@ static void run_tile(attn_tile *t)
     for (int64_t first = begin; first < t->item->kv_end; first += BLOCK) {
         int64_t n = mst_min_i64(BLOCK, t->item->kv_end - first);
         bool partly = t->all_low > first || t->all_high < first + n;
-        load_rows(t, call->k, first, n, call->k_row_stride, call->k_head_stride, t->scratch.k);
-        load_rows(t, call->v, first, n, call->v_row_stride, call->v_head_stride, t->scratch.v);
+        load_keys(t, first, n);
         mst_tile_args scores = {.a = t->scratch.k,
                                 .a_stride = t->stride,
                                 .b = t->scratch.qt,
                                 .b_stride = TILE_ROWS,
-                                .depth = dim,
+                                .depth = t->pairs ? mst_ceil_div(dim, 2) : dim,
                                 .c = t->scratch.s,
                                 .c_stride = TILE_ROWS,
                                 .fresh = true};
-        mst_tile_all(scores, MST_TILE_ROWS, n, t->lanes);
+        mst_tile_all(scores, MST_TILE_ROWS | (t->pairs ? MST_TILE_PAIRS : 0), n, t->lanes);
         if (partly)
             place_block(t, first, n);
         if (first == begin)
             memset(t->scratch.o, 0, (size_t)(t->rows * t->stride) * sizeof(float));
         softmax_block(t, n, partly);
-        add_values(t, n, partly, false);
+        add_values(t, first, n, partly);
     }
     store_rows(t);
 }
@@ -402,7 +459,8 @@ void MST_FOR_ISA(mst_attn_item_run)(const mst_attn_call *call, const mst_attn_it
     attn_tile t = {.call = call,
                    .item = item,
                    .stride = row_stride(shape),
-                   .width = mst_round_up(shape->head_dim, VF_LANES)};
+                   .width = mst_round_up(shape->head_dim, VF_LANES),
+                   .pairs = VF_PAIRS && shape->dtype == MSTAR_DTYPE_BF16};
     mst_arena arena;
     mst_arena_over(&arena, scratch, SIZE_MAX);
     lay_out(&arena, shape, &t.scratch);

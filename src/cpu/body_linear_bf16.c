@@ -11,6 +11,7 @@
 #if defined(MST_ISA_AVX512BF16)
 
 #include "cpu/linear_finish.h"
+#include "cpu/simd/tile.h"
 
 #define PANEL (2 * VF_LANES)
 /* Depth of x converted at a time: a row tile of it stays in the second cache. */
@@ -162,68 +163,24 @@ static int next_rows(int64_t left)
 static void open_tiles(void) {}
 static void close_tiles(void) {}
 
-static inline __attribute__((always_inline)) void dot_body(const uint16_t *a, int64_t a_stride,
-                                                           const uint16_t *b, int64_t depth,
-                                                           float *c, const int rows, bool fresh)
-{
-    __m512 acc[VF_ROWS][2];
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) {
-        acc[r][0] = fresh ? vf_zero() : vf_load(c + r * PANEL);
-        acc[r][1] = fresh ? vf_zero() : vf_load(c + r * PANEL + VF_LANES);
-    }
-    for (int64_t k = 0; k < depth; k += 2) {
-        __m512bh b0 = (__m512bh)_mm512_loadu_si512(b + k * PANEL);
-        __m512bh b1 = (__m512bh)_mm512_loadu_si512(b + k * PANEL + 2 * VF_LANES);
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; r++) {
-            int32_t pair;
-            memcpy(&pair, a + r * a_stride + k, sizeof pair);
-            __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
-            acc[r][0] = _mm512_dpbf16_ps(acc[r][0], x, b0);
-            acc[r][1] = _mm512_dpbf16_ps(acc[r][1], x, b1);
-        }
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) {
-        vf_store(c + r * PANEL, acc[r][0]);
-        vf_store(c + r * PANEL + VF_LANES, acc[r][1]);
-    }
-}
-
-#define DOT_CASE(n)                                   \
-    case n:                                           \
-        dot_body(a, a_stride, b, depth, c, n, fresh); \
-        break;
-
 static void dot_tile(const uint16_t *a, int64_t a_stride, const uint16_t *b, int64_t depth,
                      float *c, int rows, bool fresh)
 {
-    switch (rows) {
-        DOT_CASE(1)
-        DOT_CASE(2)
-        DOT_CASE(3)
-        DOT_CASE(4)
-        DOT_CASE(5)
-        DOT_CASE(6)
-        DOT_CASE(7)
-        DOT_CASE(8)
-        DOT_CASE(9)
-        DOT_CASE(10)
-        DOT_CASE(11)
-        DOT_CASE(12)
-        DOT_CASE(13)
-        DOT_CASE(14)
-    default:
-        break;
-    }
+    /* a pair of bf16 is one element of the tile */
+    mst_tile_args t = {.a = (const float *)(const void *)a,
+                       .a_stride = a_stride / 2,
+                       .b = (const float *)(const void *)b,
+                       .b_stride = PANEL,
+                       .depth = depth / 2,
+                       .c = c,
+                       .c_stride = PANEL,
+                       .fresh = fresh};
+    mst_pair_tile_by_rows(&t, rows, 2);
 }
 
 static int next_rows(int64_t left)
 {
-    if (left <= VF_ROWS)
-        return (int)left;
-    return left < 2 * VF_ROWS ? (int)((left + 1) / 2) : VF_ROWS;
+    return mst_tile_rows(left);
 }
 
 #endif

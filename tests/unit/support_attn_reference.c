@@ -18,6 +18,9 @@
  *            adding up weights and weighted values in f32, with a rescaling a block:
  *            2 gamma(2 Lk + 16) sum (P_j + W_j) |v_j|; weights below 2^-126 may be flushed and
  *            products round in steps of 2^-149: Lk 2^-126 max |v| + (2 Lk + 8) 2^-149.
+ *   bf16     bodies that multiply pairs of bf16 round each weight to 8 significant bits before it
+ *            meets V (one key alone weighs exactly 1), and take values below 2^-126 for 0:
+ *            2^-8 sum (P_j + W_j) |v_j| + 2^-126.
  *   dtype    the result is rounded once: half an ulp of what is stored.
  *   lse      log sum p: the larger of log G and -log g, gamma(2 Lk + 16) for the sum, and a few u
  *            of m, of log and of the result.
@@ -197,8 +200,12 @@ static void reference_row(const row_place *place, row_work *work, attn_reference
         }
         double keys = (double)count;
         double steps = (2.0 * keys + 8.0) * 0x1p-149;
+        if (problem->dtype == MSTAR_DTYPE_BF16)
+            steps += 0x1p-126;
         double bound = moved + 2.0 * gamma_of(2.0 * keys + 16.0) * magnitude +
                        keys * 0x1p-126 * largest + steps;
+        if (problem->dtype == MSTAR_DTYPE_BF16)
+            bound += count > 1 ? 0x1p-8 * magnitude : 0.0;
         double rounded = rounding(problem->dtype, fabs(out) + bound);
         reference->out[at * dim + d] = out;
         reference->out_bound[at * dim + d] = bound + rounded;

@@ -190,4 +190,23 @@ static inline void vf_transpose(vf *r)
     }
 }
 
+#if defined(MST_ISA_AVX512BF16)
+#define VF_PAIRS 1
+
+/* Each lane a pair of bf16, lo in its lower half: rounded to nearest even, denormals become 0. */
+static inline vf vf_pack_pairs(vf lo, vf hi)
+{
+    const __m512i order =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    __m512bh both = _mm512_cvtne2ps_pbh(hi, lo);
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, (__m512i)both));
+}
+/* c + the products of a's and b's pairs, summed in f32. */
+static inline vf vf_dot_pairs(vf a, vf b, vf c)
+{
+    return _mm512_dpbf16_ps(c, (__m512bh)_mm512_castps_si512(a), (__m512bh)_mm512_castps_si512(b));
+}
+#endif
+
 #endif

@@ -23,6 +23,22 @@
 #include "cpu/simd/scalar.h"
 #endif
 
+/*
+ * VF_PAIRS: the ISA multiplies pairs of bf16 into f32 sums. Elsewhere the two functions stand for
+ * themselves, so that the code that would use them compiles; it is never reached.
+ */
+#if !defined(VF_PAIRS)
+#define VF_PAIRS 0
+static inline MST_UNUSED vf vf_pack_pairs(vf lo, vf hi)
+{
+    return vf_add(lo, hi);
+}
+static inline MST_UNUSED vf vf_dot_pairs(vf a, vf b, vf c)
+{
+    return vf_fma(a, b, c);
+}
+#endif
+
 /* Loads n elements of a compute dtype, widened. */
 static inline vf vf_load_any_n(const void *data, mstar_dtype dtype, int64_t index, int n)
 {

@@ -5,7 +5,8 @@
  *
  * for up to VF_ROWS rows and one or two vectors of columns, where a(r, i) is a[r * a_stride + i]
  * (MST_TILE_ROWS) or a[i * a_stride + r] (MST_TILE_COLUMNS). Each element is one chain of fused
- * multiply-adds over i from 0 up, whatever the tile's height or width: cutting rows, columns or
+ * multiply-adds over i from 0 up (of pairs of bf16 with MST_TILE_PAIRS, where an element of a and b
+ * is a pair and depth counts pairs), whatever the tile's height or width: cutting rows, columns or
  * depth differently never changes a bit. c lives in memory (L1) between calls.
  */
 #ifndef MST_SIMD_TILE_H
@@ -15,6 +16,7 @@
 
 #define MST_TILE_ROWS 0
 #define MST_TILE_COLUMNS 1
+#define MST_TILE_PAIRS 2
 
 typedef struct mst_tile_args {
     const float *a;
@@ -57,12 +59,13 @@ mst_tile_body(const mst_tile_args *t, const int rows, const int vectors, const i
             bv[v] = vf_load(b + v * VF_LANES);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) {
-            vf x = vf_set1(order == MST_TILE_COLUMNS ? a[r] : a[r * a_stride]);
+            vf x = vf_set1(order & MST_TILE_COLUMNS ? a[r] : a[r * a_stride]);
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; v++)
-                acc[r][v] = vf_fma(x, bv[v], acc[r][v]);
+                acc[r][v] = order & MST_TILE_PAIRS ? vf_dot_pairs(x, bv[v], acc[r][v])
+                                                   : vf_fma(x, bv[v], acc[r][v]);
         }
-        a += order == MST_TILE_COLUMNS ? a_stride : 1;
+        a += order & MST_TILE_COLUMNS ? a_stride : 1;
         b += b_stride;
     }
 #pragma GCC unroll 16
@@ -109,7 +112,7 @@ static inline __attribute__((always_inline)) void mst_tile_switch(const mst_tile
     }
 }
 
-static void mst_tile_by_rows(const mst_tile_args *t, int rows, int vectors)
+static MST_UNUSED void mst_tile_by_rows(const mst_tile_args *t, int rows, int vectors)
 {
     mst_tile_switch(t, rows, vectors, MST_TILE_ROWS);
 }
@@ -118,6 +121,21 @@ static MST_UNUSED void mst_tile_by_columns(const mst_tile_args *t, int rows, int
 {
     mst_tile_switch(t, rows, vectors, MST_TILE_COLUMNS);
 }
+
+#if VF_PAIRS
+static MST_UNUSED void mst_pair_tile_by_rows(const mst_tile_args *t, int rows, int vectors)
+{
+    mst_tile_switch(t, rows, vectors, MST_TILE_ROWS | MST_TILE_PAIRS);
+}
+
+static MST_UNUSED void mst_pair_tile_by_columns(const mst_tile_args *t, int rows, int vectors)
+{
+    mst_tile_switch(t, rows, vectors, MST_TILE_COLUMNS | MST_TILE_PAIRS);
+}
+#else
+#define mst_pair_tile_by_rows mst_tile_by_rows
+#define mst_pair_tile_by_columns mst_tile_by_columns
+#endif
 
 /* Height of the next tile when `left` rows are left: full tiles, the last two evened out. */
 static inline int mst_tile_rows(int64_t left)
@@ -132,7 +150,13 @@ static inline int mst_tile_rows(int64_t left)
 /* c[rows][columns] (+)= a b; columns a multiple of VF_LANES. */
 static MST_UNUSED void mst_tile_all(mst_tile_args whole, int order, int64_t rows, int64_t columns)
 {
-    int64_t row_step = order == MST_TILE_COLUMNS ? 1 : whole.a_stride;
+    static void (*const tiles[])(const mst_tile_args *, int, int) = {
+        [MST_TILE_ROWS] = mst_tile_by_rows,
+        [MST_TILE_COLUMNS] = mst_tile_by_columns,
+        [MST_TILE_ROWS | MST_TILE_PAIRS] = mst_pair_tile_by_rows,
+        [MST_TILE_COLUMNS | MST_TILE_PAIRS] = mst_pair_tile_by_columns,
+    };
+    int64_t row_step = order & MST_TILE_COLUMNS ? 1 : whole.a_stride;
     for (int64_t j = 0; j < columns; j += 2 * VF_LANES) {
         int vectors = columns - j >= 2 * VF_LANES ? 2 : 1;
         for (int64_t r = 0; r < rows;) {
@@ -141,10 +165,7 @@ static MST_UNUSED void mst_tile_all(mst_tile_args whole, int order, int64_t rows
             t.a += r * row_step;
             t.b += j;
             t.c += r * whole.c_stride + j;
-            if (order == MST_TILE_COLUMNS)
-                mst_tile_by_columns(&t, height, vectors);
-            else
-                mst_tile_by_rows(&t, height, vectors);
+            tiles[order](&t, height, vectors);
             r += height;
         }
     }

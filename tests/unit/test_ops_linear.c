@@ -292,6 +292,10 @@ static void rows_alone(const level *l, int64_t k, int64_t n, mstar_dtype panel, 
     check_rows_fill(&x, &rng, -1.0, 1.0);
     check_rows_fill(&residual, &rng, -1.0, 1.0);
     CHECK_OK(mstar_linear_run(linear, l->streams[2], &x.tensor, &residual.tensor, &all.tensor));
+    if (most == MAX_ROWS) {
+        widen_weights(&w, panel, wide_weights);
+        check_product(what, &w, wide_weights, MSTAR_ACTIVATION_GELU, &x, &residual, &all);
+    }
     for (int64_t count = 1; count <= most; count++) {
         bool wanted = all_counts || count <= 17 || count == 29 || count == 47 || count == 100;
         if (!wanted || (most < MAX_ROWS && count > 8))

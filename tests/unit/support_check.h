@@ -94,9 +94,10 @@ bool check_near(double got, double want, double bound);
 /* Opens a CPU device limited to an ISA level; NULL, with a line that says so, where the machine or
  * the build lacks the level. */
 mstar_device *check_open(const char *isa, int32_t num_threads);
-#define CHECK_ISAS                 \
-    {                              \
-        "scalar", "avx2", "avx512" \
+#define CHECK_ISAS                                      \
+    {                                                   \
+        "scalar", "avx2", "avx512", "avx512bf16", "amx" \
     }
+enum { CHECK_NUM_ISAS = 5 };
 
 #endif

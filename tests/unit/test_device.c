@@ -100,7 +100,7 @@ static void levels(void **state)
     (void)state;
     const char *const isas[] = CHECK_ISAS;
     int ran = 0;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < CHECK_NUM_ISAS; i++) {
         mstar_device *device = check_open(isas[i], 1);
         if (device == NULL)
             continue;

@@ -23,8 +23,8 @@ typedef struct level {
     mstar_stream *stream, *alone; /* four threads, one thread */
 } level;
 
-static const char *const isas[3] = CHECK_ISAS;
-static level levels[3];
+static const char *const isas[CHECK_NUM_ISAS] = CHECK_ISAS;
+static level levels[CHECK_NUM_ISAS];
 static int num_levels;
 static mstar_stream *stream;             /* for what is refused */
 static float memory[8000], before[8000]; /* and its tensors */
@@ -32,7 +32,7 @@ static float memory[8000], before[8000]; /* and its tensors */
 static int set_up(void **state)
 {
     (void)state;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < CHECK_NUM_ISAS; i++) {
         level l = {.isa = isas[i], .device = check_open(isas[i], 4)};
         if (l.device == NULL)
             continue;

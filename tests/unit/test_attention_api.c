@@ -267,7 +267,7 @@ static void bad_tensors(int kind, int hnd, int graph)
     REFUSE(bad.out.strides[1] = 8, "heads are 8 apart, 16 wide", "share memory");
     REFUSE(bad.out.strides[0] = 63, "out.strides[0] is 63", "share memory");
     REFUSE(bad.out = bad.q, "out and q overlap", "memory");
-    REFUSE(bad.out.data = (char *)bad.v.data - 60, "out and v overlap", "memory");
+    REFUSE(bad.v.data = (char *)bad.out.data + 60, "out and v overlap", "memory");
     REFUSE(bad.lse.data = bad.k.data, "k", "overlap");
     REFUSE(bad.lse.data = bad.out.data, "out and lse overlap", "memory");
     REFUSE(bad.lse.dtype = MSTAR_DTYPE_F16, "lse.dtype is f16", "f32");

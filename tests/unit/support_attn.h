@@ -132,6 +132,7 @@ bool attn_same_bits(const mstar_tensor *a, int64_t a_row, const mstar_tensor *b,
 typedef struct attn_reference {
     int64_t tokens;
     double *out, *out_bound; /* [tokens, H, D] */
+    double *pair_bound;      /* more, for levels that multiply pairs of bf16 */
     double *lse, *lse_bound; /* [tokens, H] */
     int64_t loose;           /* elements whose bound says nothing (over a tenth of the values) */
     int64_t elements;
@@ -139,9 +140,10 @@ typedef struct attn_reference {
 void attn_reference_make(const attn_problem *problem, const attn_data *data,
                          attn_reference *reference);
 void attn_reference_free(attn_reference *reference);
-/* Compares out and lse with the reference; prints the first few that are off. True when all fit. */
+/* Compares out and lse of a level with the reference; prints the first few that are off. True when
+ * all fit. */
 bool attn_reference_check(const attn_problem *problem, const attn_data *data,
-                          const attn_reference *reference, const char *label);
+                          const attn_reference *reference, const char *isa);
 
 /* Creates, plans, runs and destroys on a device; fails the test where a call fails. */
 void attn_problem_run(const attn_problem *problem, mstar_device *device, mstar_stream *stream,

@@ -25,6 +25,8 @@ static int run(const cli_options *options)
         return cli_run_tokenize(options);
     case CLI_INFO:
         return cli_run_info(options);
+    case CLI_BENCH:
+        return cli_run_bench(options);
     case CLI_VERSION:
         return cli_run_version(options);
     case CLI_HELP:

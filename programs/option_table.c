@@ -4,12 +4,12 @@
 #include "options.h"
 
 #define AT(field) offsetof(cli_options, field)
-#define ENCODING (CLI_EMBED | CLI_SIMILAR | CLI_INFO)
+#define ENCODING (CLI_EMBED | CLI_SIMILAR | CLI_INFO | CLI_BENCH)
 #define READING (CLI_EMBED | CLI_SIMILAR | CLI_TOKENIZE)
-#define EVERY (READING | CLI_INFO | CLI_VERSION | CLI_HELP)
+#define EVERY (READING | CLI_BENCH | CLI_INFO | CLI_VERSION | CLI_HELP)
 
 const cli_option_row cli_option_rows[] = {
-    {.commands = READING | CLI_INFO,
+    {.commands = READING | CLI_INFO | CLI_BENCH,
      .letter = 'm',
      .name = "model",
      .value = "DIR",
@@ -40,7 +40,28 @@ const cli_option_row cli_option_rows[] = {
      .initial = "10",
      .offset = AT(top),
      .help = "how many lines or pairs to print"},
-    {.commands = READING,
+    {.commands = CLI_BENCH,
+     .name = "workloads",
+     .value = "FILE",
+     .kind = CLI_TEXT,
+     .offset = AT(workloads),
+     .help = "attn: a JSON list of workloads"},
+    {.commands = CLI_BENCH,
+     .name = "max-gflop",
+     .value = "N",
+     .kind = CLI_NUMBER,
+     .low = 1,
+     .high = 1000000000,
+     .initial = "200",
+     .offset = AT(max_gflop),
+     .help = "attn: workloads of more work than this are listed as skipped"},
+    {.commands = CLI_BENCH,
+     .name = "input",
+     .value = "FILE",
+     .kind = CLI_TEXT,
+     .offset = AT(input),
+     .help = "embed: the texts, read before the clock starts"},
+    {.commands = READING | CLI_BENCH,
      .letter = 'i',
      .name = "input-format",
      .value = "FORMAT",
@@ -166,7 +187,7 @@ const cli_option_row cli_option_rows[] = {
      .env = "MSTAR_BATCH_TOKENS",
      .offset = AT(batch_tokens),
      .help = "tokens of one forward pass, which bounds memory; the results do not depend on it"},
-    {.commands = CLI_SIMILAR | CLI_INFO | CLI_VERSION,
+    {.commands = CLI_SIMILAR | CLI_INFO | CLI_BENCH | CLI_VERSION,
      .letter = 'j',
      .name = "json",
      .kind = CLI_FLAG,
@@ -182,7 +203,7 @@ const cli_option_row cli_option_rows[] = {
      .offset = AT(progress),
      .help = "progress on standard error; auto: a bar when that is a terminal; json: one object a "
              "line. NO_COLOR and CLICOLOR_FORCE are honoured"},
-    {.commands = READING | CLI_INFO,
+    {.commands = READING | CLI_INFO | CLI_BENCH,
      .letter = 'q',
      .name = "quiet",
      .kind = CLI_FLAG,
@@ -260,6 +281,21 @@ const cli_command_row cli_command_rows[] = {
      {{"what the machine can do", "mstar info"},
       {"a model, for a script to read",
        "mstar info --model all-MiniLM-L6-v2 --json | python3 -m json.tool"}}},
+    {CLI_BENCH,
+     "bench",
+     "attn|linear|embed",
+     "measure this machine",
+     "attn runs the ragged attention wrappers over the workloads of a file; linear the packed "
+     "products of every layer shape of MiniLM and bge-base, from 1 to 2048 rows; embed turns the "
+     "texts of a file into vectors, strings in, vectors out.\n"
+     "Every figure is the median of several runs after one that does not count. peak_gflops is "
+     "measured in the same run by multiply-adds on registers on all threads, and of_peak is a "
+     "row's "
+     "share of it. Shared machines are noisy: compare figures of one run.",
+     {{"attention, for a script to read",
+       "mstar bench attn --workloads bench/problems/attention-cpu.json --json"},
+      {"texts a second",
+       "mstar bench embed --model all-MiniLM-L6-v2 --input texts.txt --threads 2"}}},
     {CLI_VERSION,
      "version",
      "",

@@ -14,7 +14,8 @@ typedef enum cli_command {
     CLI_TOKENIZE = 4,
     CLI_INFO = 8,
     CLI_VERSION = 16,
-    CLI_HELP = 32
+    CLI_HELP = 32,
+    CLI_BENCH = 64
 } cli_command;
 
 enum { CLI_INPUT_LINES, CLI_INPUT_JSONL };
@@ -27,6 +28,8 @@ typedef struct cli_options {
     const char *model;   /* NULL: not given */
     const char *operand; /* FILE, "-", a command for help; NULL: not given */
     const char *output;  /* NULL: standard output */
+    const char *workloads, *input; /* bench */
+    int64_t max_gflop;
     const char *prompt_name, *query_prompt_name, *query;
     int64_t input_format, format;              /* of the command */
     int64_t dtype;                             /* a mstar_dtype: f32 and bf16 are 0 and 1 */
@@ -98,6 +101,7 @@ int cli_run_embed(const cli_options *options);
 int cli_run_similar(const cli_options *options);
 int cli_run_tokenize(const cli_options *options);
 int cli_run_info(const cli_options *options);
+int cli_run_bench(const cli_options *options);
 int cli_run_version(const cli_options *options);
 int cli_run_help(const cli_options *options);
 

@@ -1,0 +1,246 @@
+/*
+ * bench_attn.c - mstar bench attn: the wrappers over the workloads of a file.
+ *
+ * The file is a JSON list of objects: name, kind ("self", "cross", "prefixed"), causal,
+ * num_qo_heads, num_kv_heads, head_dim, q_lens and, but for self, kv_lens. Only visible pairs of
+ * query and key count as work. Workloads above --max-gflop are listed as skipped, never dropped.
+ */
+#include "bench.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct workload {
+    const char *name, *kind;
+    int causal;
+    int32_t heads, kv_heads, dim;
+    int64_t segments, q_tokens, kv_tokens;
+    int32_t *q_cu, *kv_cu;
+    double flops;
+} workload;
+
+typedef struct attn_run {
+    const workload *work;
+    mstar_stream *stream;
+    mstar_ragged_prefill *self;
+    mstar_ragged_cross_prefill *cross;
+    mstar_prefixed_prefill *prefixed;
+    mstar_tensor q, k, v, out;
+} attn_run;
+
+static int fail_file(const char *path, const char *name, const char *reason)
+{
+    return cli_fail(CLI_FAILED, "%s: workload %s: %s", path, name, reason);
+}
+
+static void workload_release(workload *work)
+{
+    free(work->q_cu);
+    free(work->kv_cu);
+    memset(work, 0, sizeof *work);
+}
+
+static int32_t *read_offsets(const json_t *lengths, int64_t *segments, int64_t *tokens)
+{
+    *segments = (int64_t)json_array_size(lengths);
+    *tokens = 0;
+    int32_t *offsets = calloc((size_t)*segments + 1, sizeof *offsets);
+    for (int64_t i = 0; offsets != NULL && i < *segments; i++) {
+        int64_t length = json_integer_value(json_array_get(lengths, (size_t)i));
+        *tokens += length;
+        if (length < 0 || *tokens > INT32_MAX) {
+            free(offsets);
+            return NULL;
+        }
+        offsets[i + 1] = (int32_t)*tokens;
+    }
+    return offsets;
+}
+
+/* Two products of head_dim for each visible pair and head. */
+static double count_flops(const workload *work)
+{
+    double pairs = 0;
+    for (int64_t i = 0; i < work->segments; i++) {
+        int64_t lq = work->q_cu[i + 1] - work->q_cu[i];
+        int64_t lk = work->kv_cu[i + 1] - work->kv_cu[i];
+        if (!work->causal) {
+            pairs += (double)lq * (double)lk;
+            continue;
+        }
+        for (int64_t r = 0; r < lq; r++) {
+            int64_t seen = lk - lq + r + 1;
+            pairs += (double)(seen > 0 ? seen : 0);
+        }
+    }
+    return pairs * 4 * work->dim * work->heads;
+}
+
+static int read_workload(const char *path, const json_t *object, workload *work)
+{
+    memset(work, 0, sizeof *work);
+    work->name = json_string_value(json_object_get(object, "name"));
+    if (work->name == NULL)
+        return fail_file(path, "?", "it has no \"name\"");
+    work->kind = json_string_value(json_object_get(object, "kind"));
+    if (work->kind == NULL ||
+        (strcmp(work->kind, "self") != 0 && strcmp(work->kind, "cross") != 0 &&
+         strcmp(work->kind, "prefixed") != 0))
+        return fail_file(path, work->name, "\"kind\" must be self, cross or prefixed");
+    work->causal = json_is_true(json_object_get(object, "causal"));
+    work->heads = (int32_t)json_integer_value(json_object_get(object, "num_qo_heads"));
+    work->kv_heads = (int32_t)json_integer_value(json_object_get(object, "num_kv_heads"));
+    work->dim = (int32_t)json_integer_value(json_object_get(object, "head_dim"));
+    const json_t *q_lens = json_object_get(object, "q_lens");
+    const json_t *kv_lens = json_object_get(object, "kv_lens");
+    bool self = strcmp(work->kind, "self") == 0;
+    if (!json_is_array(q_lens) || (!self && !json_is_array(kv_lens)))
+        return fail_file(path, work->name, "\"q_lens\" and \"kv_lens\" must be lists");
+    int64_t kv_segments = 0;
+    work->q_cu = read_offsets(q_lens, &work->segments, &work->q_tokens);
+    work->kv_cu = read_offsets(self ? q_lens : kv_lens, &kv_segments, &work->kv_tokens);
+    if (work->q_cu == NULL || work->kv_cu == NULL || kv_segments != work->segments)
+        return fail_file(path, work->name, "its lengths are not as many, negative or too large");
+    work->flops = count_flops(work);
+    return CLI_OK;
+}
+
+static mstar_status run_status(const attn_run *run)
+{
+    if (run->self != NULL)
+        return mstar_ragged_prefill_run(run->self, run->stream, &run->q, &run->k, &run->v,
+                                        &run->out, NULL);
+    if (run->cross != NULL)
+        return mstar_ragged_cross_prefill_run(run->cross, run->stream, &run->q, &run->k, &run->v,
+                                              &run->out, NULL);
+    return mstar_prefixed_prefill_run(run->prefixed, run->stream, &run->q, &run->k, &run->v,
+                                      &run->out, NULL);
+}
+
+static int run_once(void *context)
+{
+    mstar_status status = run_status(context);
+    return status == MSTAR_OK ? CLI_OK : cli_fail(cli_exit_code(status), "%s", mstar_last_error());
+}
+
+static int plan_once(void *context)
+{
+    const attn_run *run = context;
+    const workload *work = run->work;
+    mstar_status status;
+    if (run->self != NULL)
+        status = mstar_ragged_prefill_plan(run->self, run->stream, work->q_cu, work->segments,
+                                           work->causal);
+    else if (run->cross != NULL)
+        status = mstar_ragged_cross_prefill_plan(run->cross, run->stream, work->q_cu,
+                                                 work->segments, work->kv_cu, work->segments);
+    else
+        status = mstar_prefixed_prefill_plan(run->prefixed, run->stream, work->q_cu, work->segments,
+                                             work->kv_cu, work->segments, work->causal);
+    return status == MSTAR_OK ? CLI_OK : cli_fail(cli_exit_code(status), "%s", mstar_last_error());
+}
+
+static int create_wrapper(mstar_device *device, mstar_dtype dtype, attn_run *run)
+{
+    const workload *work = run->work;
+    mstar_ragged_prefill_desc desc;
+    mstar_ragged_prefill_desc_init(&desc);
+    desc.num_qo_heads = work->heads;
+    desc.num_kv_heads = work->kv_heads;
+    desc.head_dim = work->dim;
+    desc.q_data_type = dtype;
+    mstar_status status;
+    if (strcmp(work->kind, "self") == 0)
+        status = mstar_ragged_prefill_create(device, &desc, NULL, 0, &run->self);
+    else if (strcmp(work->kind, "cross") == 0)
+        status = mstar_ragged_cross_prefill_create(device, &desc, NULL, 0, &run->cross);
+    else
+        status = mstar_prefixed_prefill_create(device, &desc, NULL, 0, &run->prefixed);
+    return status == MSTAR_OK ? CLI_OK : cli_fail(CLI_FAILED, "%s", mstar_last_error());
+}
+
+static int bench_workload(cli_session *session, mstar_stream *stream, const workload *work,
+                          mstar_dtype dtype, cli_report *report, json_t *row)
+{
+    attn_run run = {.work = work, .stream = stream};
+    size_t bytes = mstar_dtype_bytes(dtype);
+    size_t q_count = (size_t)work->q_tokens * (size_t)work->heads * (size_t)work->dim;
+    size_t k_count = (size_t)work->kv_tokens * (size_t)work->kv_heads * (size_t)work->dim;
+    void *memory = malloc((2 * q_count + 2 * k_count) * bytes + 1);
+    if (memory == NULL)
+        return cli_fail_memory("workload", (2 * q_count + 2 * k_count) * bytes);
+    char *at = memory;
+    cli_bench_fill(at, dtype, 2 * q_count + 2 * k_count, 7);
+    int64_t q_shape[3] = {work->q_tokens, work->heads, work->dim};
+    int64_t k_shape[3] = {work->kv_tokens, work->kv_heads, work->dim};
+    run.q = mstar_tensor_make(at, dtype, 3, q_shape);
+    run.k = mstar_tensor_make(at + q_count * bytes, dtype, 3, k_shape);
+    run.v = mstar_tensor_make(at + (q_count + k_count) * bytes, dtype, 3, k_shape);
+    run.out = mstar_tensor_make(at + (q_count + 2 * k_count) * bytes, dtype, 3, q_shape);
+    double plan_time = 0, run_time = 0;
+    int plans = 0, runs = 0;
+    int code = create_wrapper(session->device, dtype, &run);
+    if (code == CLI_OK)
+        code = cli_bench_time(plan_once, &run, 20, 0.02, &plan_time, &plans);
+    if (code == CLI_OK)
+        code = cli_bench_time(run_once, &run, 3, 0.5, &run_time, &runs);
+    if (code == CLI_OK) {
+        cli_bench_put_number(report, row, "us", run_time * 1e6);
+        cli_bench_put_number(report, row, "gflops", work->flops / run_time * 1e-9);
+        cli_bench_put_number(report, row, "plan_us", plan_time * 1e6);
+        cli_bench_put_integer(report, row, "runs", runs);
+    }
+    mstar_ragged_prefill_destroy(run.self);
+    mstar_ragged_cross_prefill_destroy(run.cross);
+    mstar_prefixed_prefill_destroy(run.prefixed);
+    free(memory);
+    return code;
+}
+
+int cli_bench_attn(const cli_options *options)
+{
+    if (options->workloads == NULL)
+        return cli_fail(CLI_USAGE, "bench attn needs --workloads FILE. Try 'mstar bench --help'");
+    json_error_t error;
+    json_t *list = json_load_file(options->workloads, JSON_REJECT_DUPLICATES, &error);
+    if (list == NULL)
+        return cli_fail(error.line < 0 ? CLI_NO_INPUT : CLI_FAILED, "%s:%d:%d: %s",
+                        options->workloads, error.line, error.column, error.text);
+    mstar_dtype dtype = options->dtype == 1 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F32;
+    cli_session session = {0};
+    cli_report report = {0};
+    mstar_stream *stream = NULL;
+    double peak = 0;
+    int code = CLI_OK;
+    if (!json_is_array(list))
+        code = cli_fail(CLI_FAILED, "%s: it must be a list of workloads", options->workloads);
+    if (code == CLI_OK)
+        code = cli_session_open_device(&session, options->threads);
+    if (code == CLI_OK && mstar_stream_create(session.device, -1, &stream) != MSTAR_OK)
+        code = cli_fail(CLI_FAILED, "%s", mstar_last_error());
+    if (code == CLI_OK)
+        cli_bench_start(&report, "attn", &session.machine, mstar_dtype_name(dtype));
+    for (size_t i = 0; code == CLI_OK && i < json_array_size(list); i++) {
+        workload work;
+        code = read_workload(options->workloads, json_array_get(list, i), &work);
+        if (code == CLI_OK) {
+            double now = cli_bench_peak(&session.machine, dtype);
+            peak = now > peak ? now : peak;
+            json_t *row = cli_bench_row(&report);
+            cli_bench_put_text(&report, row, "name", work.name);
+            if (work.flops > (double)options->max_gflop * 1e9)
+                cli_bench_put_text(&report, row, "skipped", "more work than --max-gflop");
+            else
+                code = bench_workload(&session, stream, &work, dtype, &report, row);
+        }
+        workload_release(&work);
+    }
+    if (code == CLI_OK)
+        code = cli_bench_finish(&report, options, peak);
+    else
+        json_decref(report.root);
+    mstar_stream_destroy(stream);
+    cli_session_close(&session);
+    json_decref(list);
+    return code;
+}

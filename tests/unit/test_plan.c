@@ -226,7 +226,7 @@ static void items_depend_on_the_segment_alone(void **state)
     static const int32_t alone[] = {0, 37};
     static const int32_t batch[] = {0, 5, 5, 42, 43, 143};
     fake_device fake;
-    mst_attn_config config = make_config(MST_ATTN_SELF, false, 3, 2);
+    mst_attn_config config = make_config(MST_ATTN_SELF, false, 5, 2);
     mst_attn_plan one = {0};
     mst_attn_plan many = {0};
     mst_attn_layout one_layout = {alone, alone, 1, 37, 37};

@@ -184,7 +184,8 @@ typedef struct mstar_ragged_prefill_info {
     int64_t num_work_items;            /* of the latest plan */
     int64_t plans;                     /* accepted plans so far, priming not counted */
     int64_t
-        padded_copies; /* runs that copied q, k, v through a padded buffer; 0 for multiples of 8 */
+        padded_copies; /* runs that copied q, k, v through a padded buffer; 0 for multiples of 8,
+                          and always 0 on the CPU, whose kernels take any head_dim in place */
     size_t workspace_bytes;    /* what run may touch */
     size_t plan_bytes;         /* host memory that holds the plan now */
     const char *kernel;        /* symbol of the kernel in use; static */

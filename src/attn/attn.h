@@ -121,8 +121,8 @@ typedef struct mst_attn_wrapper {
     size_t workspace_bytes; /* what run needs */
     bool workspace_is_own;
     const char *kernel, *kernel_reason;
-    int64_t plans; /* accepted from the caller; 0 means that only priming is in force */
-    int64_t padded_copies;
+    int64_t plans;         /* accepted from the caller; 0 means that only priming is in force */
+    int64_t padded_copies; /* stays 0 on the CPU, whose kernels take any head dim in place */
 } mst_attn_wrapper;
 
 /* The wrapper's own stream for NULL; refuses a stream of another device. */

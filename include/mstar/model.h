@@ -89,8 +89,8 @@ typedef struct mstar_encoder_desc {
                            f32 in both */
     int32_t pooling;    /* -1 as the folder says; else a mstar_pooling */
     int32_t normalize;  /* -1 as the folder says; 0 never; 1 always */
-    int64_t max_tokens; /* -1 as the folder says; else a lower limit; more than the positions is
-                           refused */
+    int64_t max_tokens; /* -1 as the folder says; else from the special tokens to the positions,
+                           also above the folder's own limit */
     mstar_truncate truncate;  /* default END */
     int32_t max_batch_tokens; /* -1: chosen by size; tokens of one forward pass, which bounds the
                                  arena */
@@ -147,7 +147,10 @@ typedef struct mstar_text_result {
 /*
  * Texts to vectors: tokenise, forward, pool, normalise. vectors: count rows of dims f32,
  * row_stride elements apart (>= dims). results: count entries, or NULL. Vectors come in the order
- * of texts, and a text's bits do not depend on the others. An empty text is its special tokens. One
+ * of texts, and a text's bits do not depend on the others. An empty text is its special tokens. The
+ * prompt in force goes before every text; where the folder keeps it out of pooling
+ * (include_prompt), its tokens and the [CLS] before them stay out of every mode but cls, and places
+ * still count from the text's first token. Ends with nothing written when a text is refused. One
  * thread at a time; the device's threads share the work.
  */
 MSTAR_API mstar_status mstar_encoder_embed(mstar_encoder *encoder, const mstar_text *texts,

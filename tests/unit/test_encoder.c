@@ -108,6 +108,14 @@ static void test_bad_arguments(void **state)
     assert_null(encoder);
 }
 
+static void append_word(const char *folder, int number)
+{
+    FILE *file = fopen(folder_path(folder, "vocab.txt"), "a");
+    assert_non_null(file);
+    fprintf(file, "word%d\n", number);
+    assert_int_equal(fclose(file), 0);
+}
+
 static void test_damaged_weights(void **state)
 {
     encoder_fixture *f = *state;
@@ -160,6 +168,15 @@ static void test_damaged_weights(void **state)
     FOLDER_FAILS(mstar_encoder_load(f->device, other, NULL, &encoder), MSTAR_NOT_FOUND,
                  "model.safetensors");
     tiny_model_write(other, &tiny_model_default);
+    folder_text(other, "sentence_bert_config.json", "{\"max_seq_length\": 1}");
+    FOLDER_FAILS(mstar_encoder_load(f->device, other, NULL, &encoder), MSTAR_BAD_DATA,
+                 "sentence_bert_config.json max_seq_length is 1; special tokens alone are 2");
+    folder_delete(other, "sentence_bert_config.json");
+    folder_text(other, "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n");
+    for (int i = 0; i < 57; i++)
+        append_word(other, i);
+    FOLDER_FAILS(mstar_encoder_load(f->device, other, NULL, &encoder), MSTAR_BAD_DATA,
+                 "ids up to 60; vocab_size of config.json is 60");
     folder_delete(other, "vocab.txt");
     assert_int_equal(mstar_encoder_load(f->device, other, NULL, &encoder), MSTAR_NOT_FOUND);
     assert_null(encoder);

@@ -27,9 +27,10 @@ int cli_input_open(cli_input *input, const char *path, int format)
     input->format = format;
     input->total_bytes = -1;
     bool standard = path == NULL || strcmp(path, "-") == 0;
-    input->label = strdup(standard ? "standard input" : path);
+    const char *label = standard ? "standard input" : path;
+    input->label = strdup(label);
     if (input->label == NULL)
-        return cli_fail_memory("a file name", strlen(path));
+        return cli_fail_memory("a file name", strlen(label));
     if (standard) {
         input->fd = STDIN_FILENO;
     } else {

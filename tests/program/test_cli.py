@@ -111,7 +111,7 @@ class Usage(ProgramTest):
         self.fails(USAGE, "info", "--query", "x", words=["'--query'"])  # another command's
 
     def test_ranges_name_value_and_bounds(self):
-        for option, low, high in (("--threads", 1, 1024), ("--batch-tokens", 1, 1048576),
+        for option, low, high in (("--threads", 1, 1024), ("--batch-tokens", 1, 16777216),
                                   ("--max-tokens", 1, 1000000)):
             for value in (0, -1, high + 1, 10 ** 30):
                 self.fails(USAGE, "embed", "-m", self.model, option, value,
@@ -193,6 +193,8 @@ class Environment(ProgramTest):
                    words=["MSTAR_DTYPE", "'f64'", "f32|bf16"])
         self.fails(BAD_CONFIG, "info", env=environment(MSTAR_MAX_ISA="sse9"),
                    words=["MSTAR_MAX_ISA", "sse9"])
+        self.fails(BAD_CONFIG, "info", env=environment(OMP_NUM_THREADS="abc"),
+                   words=["OMP_NUM_THREADS", "abc"])
         # a flag makes the variable irrelevant; so does a command that does not take the option
         self.ok("info", "-t", "1", env=environment(MSTAR_NUM_THREADS="many"))
         self.ok("help", env=environment(MSTAR_DTYPE="f64"))
@@ -269,6 +271,21 @@ class Files(ProgramTest):
                    words=["--max-tokens is 100000", "64"])
         self.fails(USAGE, "info", "-m", self.model, "--prompt-name", "nonesuch",
                    words=["--prompt-name", "nonesuch", "query", "passage"])
+        self.fails(USAGE, "info", "-m", self.model, "--batch-tokens", "31",
+                   words=["--batch-tokens is 31", "32"])
+        self.fails(USAGE, "embed", "-m", self.model, "--max-tokens", "1",
+                   words=["--max-tokens is 1", "2"])
+
+    def test_an_assumed_pooling_is_told(self):
+        folder = self.path("no-modules")
+        shutil.copytree(self.model, folder)
+        os.remove(os.path.join(folder, "modules.json"))
+        out, err = self.ok("embed", "-m", folder, stdin="a\n")
+        self.assertIn("warning: ", err)
+        self.assertIn("mean pooling is assumed", err)
+        self.assertEqual(self.ok("embed", "-q", "-m", folder, stdin="a\n"), (out, ""))
+        model = json.loads(self.ok("info", "--json", "-m", folder)[0])["model"]
+        self.assertIn("assumed", model["pooling_source"])
 
 
 class Version(ProgramTest):

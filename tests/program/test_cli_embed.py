@@ -2,6 +2,8 @@
 import io
 import json
 import os
+import shutil
+import struct
 import subprocess
 
 import numpy as np
@@ -141,6 +143,16 @@ class Lines(ProgramTest):
         self.assertEqual([row["truncated"] for row in rows], [False, True, False])
         self.assertEqual(rows[1]["tokens"], 32)
 
+    def test_a_line_without_end(self):
+        """Memory is bounded, also where the input has no lines: /dev/zero, say."""
+        for fmt in ("lines", "jsonl"):
+            with open("/dev/zero", "rb") as zero:
+                done = subprocess.run([PROGRAM, "embed", "-m", self.model, "-i", fmt], stdin=zero,
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                      env=environment(), check=False)
+            self.assertEqual((done.returncode, done.stdout), (FAILED, b""))
+            self.assertIn(b"standard input:1:1: the line is longer than 67108864", done.stderr)
+
     def test_lines_and_jsonl_agree(self):
         objects = "".join(json.dumps({"text": t}) + "\n" for t in TEXTS)
         self.assertEqual(self.embed(objects, "--input-format", "jsonl"), self.embed(lines(TEXTS)))
@@ -252,6 +264,27 @@ class Counts(ProgramTest):
             _, err = self.ok("embed", "-m", self.model, *arguments, text)
             self.assertNotIn("{", err)
             self.assertNotIn("\x1b", err)
+
+
+class DamagedWeights(ProgramTest):
+    def test_a_vector_that_is_not_finite_is_refused(self):
+        """JSON cannot hold NaN, and a ranking by NaN is no ranking."""
+        folder = self.path("nan")
+        shutil.copytree(self.model, folder)
+        path = os.path.join(folder, "model.safetensors")
+        with open(path, "r+b") as file:
+            length = struct.unpack("<Q", file.read(8))[0]
+            header = json.loads(file.read(length))
+            at = header["embeddings.LayerNorm.bias"]["data_offsets"][0]
+            file.seek(8 + length + at)
+            file.write(struct.pack("<f", float("nan")))
+        self.write("out", "former")
+        for fmt in ("jsonl", "npy", "f32", "csv"):
+            self.fails(FAILED, "embed", "-m", folder, "-f", fmt, "-o", self.path("out"),
+                       stdin="a\nb\n", words=["standard input:1:1: ", "not finite"])
+        self.assertEqual(self.read("out"), b"former")
+        self.fails(FAILED, "similar", "-m", folder, "--query", "a", stdin="b\n",
+                   words=["not finite"])
 
 
 class RealModel(ProgramTest):

@@ -121,6 +121,10 @@ class Similar(ProgramTest):
         row = self.similar("--query", "a", stdin=bad)["results"][0]  # JSON keeps them, escaped
         self.assertEqual(row["text"], "the \x1b[2Jcat\x07 \u009b1m \ufffd")
 
+    def test_pairs_are_bounded(self):
+        self.fails(FAILED, "similar", "-m", self.model, "--pairs", stdin="a\n" * 50001,
+                   words=["50000"])
+
     def test_failures(self):
         self.fails(NO_INPUT, "similar", "-m", self.model, "--query", "a", self.path("nothing"))
         self.fails(FAILED, "similar", "-m", self.model, "--query", "a " * 50, "--truncate", "error",

@@ -53,7 +53,7 @@ static int compare_bytes(const unsigned char *a, size_t a_bytes, const unsigned 
     return a_bytes < b_bytes ? -1 : a_bytes > b_bytes;
 }
 
-/* Equal patterns: special tokens before others, then as they were given. */
+/* Equal patterns: special tokens before others, then as they were given; the first one counts. */
 static int compare_patterns(const void *a, const void *b)
 {
     const mst_added_token *left = *(const mst_added_token *const *)a;
@@ -209,6 +209,8 @@ static void take_spaces(const mst_splitter *splitter, mst_stretch *match)
         while (match->start > splitter->done &&
                mst_is_space(mst_utf8_decode_before(splitter->text, match->start, &before)))
             match->start = before;
+        if (match->start < splitter->done) /* the token before took this one's first space */
+            match->start = splitter->done;
     }
     if (match->token->rstrip) {
         while (match->end < splitter->bytes &&

@@ -146,8 +146,8 @@ bool mst_is_punctuation(uint32_t code)
                !((code | 0x20) >= 'a' && (code | 0x20) <= 'z');
     utf8proc_category_t category = category_of(code);
     if (category >= UTF8PROC_CATEGORY_PC && category <= UTF8PROC_CATEGORY_PO)
-        return !IN(newer_punctuation, code) || code == 0x111C9;
-    return code == 0x166D; /* a symbol since Unicode 12 */
+        return !IN(newer_punctuation, code);
+    return code == 0x166D || code == 0x111C9; /* a symbol and a mark since Unicode 12 and 11 */
 }
 
 bool mst_is_word(uint32_t code)

@@ -489,13 +489,21 @@ static void test_failed_allocations_of_encode(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_encode),      cmocka_unit_test(test_offsets_and_flags),
-        cmocka_unit_test(test_odd_bytes),   cmocka_unit_test(test_reads_no_further),
-        cmocka_unit_test(test_utf8_repair), cmocka_unit_test(test_pairs),
-        cmocka_unit_test(test_truncation),  cmocka_unit_test(test_truncate_pair),
-        cmocka_unit_test(test_arguments),   cmocka_unit_test(test_lookups),
-        cmocka_unit_test(test_processors),  cmocka_unit_test(test_vocab_through_the_parser),
-        cmocka_unit_test(test_long_tokens), cmocka_unit_test(test_failed_allocations_of_encode),
+        cmocka_unit_test(test_encode),
+        cmocka_unit_test(test_offsets_and_flags),
+        cmocka_unit_test(test_odd_bytes),
+        cmocka_unit_test(test_reads_no_further),
+        cmocka_unit_test(test_utf8_repair),
+        cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_truncation),
+        cmocka_unit_test(test_truncate_pair),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_lookups),
+        cmocka_unit_test(test_processors),
+        cmocka_unit_test(test_vocab_through_the_parser),
+        cmocka_unit_test(test_long_tokens),
+        cmocka_unit_test(test_shared_by_threads),
+        cmocka_unit_test(test_failed_allocations_of_encode),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

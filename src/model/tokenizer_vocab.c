@@ -16,10 +16,15 @@ typedef struct scanner {
     size_t bytes, at;
 } scanner;
 
+/* strchr would find a NUL in every set. */
+static bool is_one_of(unsigned char byte, const char *set)
+{
+    return byte != '\0' && strchr(set, byte) != NULL;
+}
+
 static void skip_space(scanner *scan)
 {
-    while (scan->at < scan->bytes && strchr(" \t\n\r", scan->text[scan->at]) != NULL &&
-           scan->text[scan->at] != '\0')
+    while (scan->at < scan->bytes && is_one_of(scan->text[scan->at], " \t\n\r"))
         scan->at++;
 }
 
@@ -78,8 +83,7 @@ static bool skip_value(scanner *scan)
             scan->at++;
             break;
         default:
-            while (scan->at < scan->bytes &&
-                   strchr(",:{}[]\" \t\n\r", scan->text[scan->at]) == NULL)
+            while (scan->at < scan->bytes && !is_one_of(scan->text[scan->at], ",:{}[]\" \t\n\r"))
                 scan->at++;
         }
     } while (depth > 0);
@@ -189,7 +193,7 @@ static bool read_id(scanner *scan, int32_t *id)
     *id = (int32_t)value;
     const size_t digits = scan->at - start;
     return digits > 0 && (digits == 1 || scan->text[start] != '0') && scan->at < scan->bytes &&
-           strchr(",} \t\n\r", scan->text[scan->at]) != NULL && scan->text[scan->at] != '\0';
+           is_one_of(scan->text[scan->at], ",} \t\n\r");
 }
 
 /* The entries up to the closing brace. Tokens are unescaped in place at the end of vocab->text. */

@@ -21,6 +21,8 @@ static void put_roff(cli_output *output, const char *text)
             cli_put_text(output, "\\e");
         else if (*text == '-')
             cli_put_text(output, "\\-");
+        else if (*text == '"')
+            cli_put_text(output, "\\(dq"); /* a macro would take it away */
         else if (*text == '\n')
             cli_put_text(output, "\n.PP\n");
         else
@@ -121,8 +123,9 @@ int cli_print_man(const char *path)
             for (size_t j = 0; j < 2; j++) {
                 cli_put_text(&output, ".TP\n");
                 put_roff(&output, cli_command_rows[i].examples[j][0]);
-                cli_put_text(&output, ".B ");
+                cli_put_text(&output, ".nf\n.B ");
                 put_roff(&output, cli_command_rows[i].examples[j][1]);
+                cli_put_text(&output, ".fi\n");
             }
         }
         code = cli_output_commit(&output);

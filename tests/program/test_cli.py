@@ -8,7 +8,7 @@ import subprocess
 from cli_support import (BAD_CONFIG, CANNOT_CREATE, NO_INPUT, OK, USAGE, ProgramTest, environment,
                          main, run)
 
-COMMANDS = ("embed", "similar", "tokenize", "info", "version", "help")
+COMMANDS = ("embed", "similar", "tokenize", "info", "bench", "version", "help")
 
 
 def long_options(text):
@@ -80,6 +80,9 @@ class Help(ProgramTest):
             self.assertIn(f'.SS "mstar {command} ', text)
             for name in long_options(self.ok(command, "--help")[0].decode()):
                 self.assertIn(f"--{name}", text)
+            for example in re.findall(r"^  # .*\n  (.*)$",
+                                      self.ok(command, "--help")[0].decode(), re.M):
+                self.assertIn("\n.B " + example.replace('"', "\\(dq") + "\n", text)
         for part in (".SH ENVIRONMENT", "MSTAR_NUM_THREADS", ".SH EXIT STATUS", "NO_COLOR"):
             self.assertIn(part, text)
         self.ok("help", "--man", "-o", self.path("mstar.1"))

@@ -172,15 +172,17 @@ static void load_keys(const attn_tile *t, int64_t first, int64_t n)
 
 /*
  * n values from first on: f32, or bf16 pairs along keys; zeros past D and outside rows [low, high).
- * Answers whether all values read are finite.
+ * With probe, answers whether all values read are finite; without, true.
  */
-static bool load_values(const attn_tile *t, int64_t first, int64_t n, int64_t low, int64_t high)
+static inline __attribute__((always_inline)) bool load_values(const attn_tile *t, int64_t first,
+                                                              int64_t n, int64_t low, int64_t high,
+                                                              const bool probe)
 {
     const mst_attn_call *call = t->call;
     mstar_dtype dtype = call->shape->dtype;
     int64_t dim = call->shape->head_dim;
     int64_t at = (t->k_first + first) * call->v_row_stride + t->kv_head * call->v_head_stride;
-    vf probe = vf_zero();
+    vf sum = vf_zero();
     int64_t step = t->pairs ? 2 : 1;
     for (int64_t j = 0; j < n; j += step) {
         float *to = t->scratch.v + j / step * t->stride;
@@ -189,18 +191,20 @@ static bool load_values(const attn_tile *t, int64_t first, int64_t n, int64_t lo
             vf x = vf_zero();
             if (j >= low && j < high)
                 x = vf_load_any_n(call->v, dtype, at + j * call->v_row_stride + d, lanes);
-            probe = vf_fma(x, vf_zero(), probe);
+            if (probe)
+                sum = vf_fma(x, vf_zero(), sum);
             if (t->pairs) {
                 vf y = vf_zero();
                 if (j + 1 >= low && j + 1 < high)
                     y = vf_load_any_n(call->v, dtype, at + (j + 1) * call->v_row_stride + d, lanes);
-                probe = vf_fma(y, vf_zero(), probe);
+                if (probe)
+                    sum = vf_fma(y, vf_zero(), sum);
                 x = vf_pack_pairs(x, y);
             }
             vf_store(to + d, x);
         }
     }
-    return vf_sum(probe) == 0.0f;
+    return vf_sum(sum) == 0.0f;
 }
 
 /* Saturating sums: windows may be as large as int64 holds. */
@@ -345,12 +349,15 @@ static void add_values(const attn_tile *t, int64_t first, int64_t n, bool partly
                           .c = t->scratch.o,
                           .c_stride = t->stride};
     int order = MST_TILE_COLUMNS | (t->pairs ? MST_TILE_PAIRS : 0);
-    if (load_values(t, first, n, 0, n) || !partly) {
+    bool finite =
+        partly ? load_values(t, first, n, 0, n, true) : load_values(t, first, n, 0, n, false);
+    if (finite) {
         mst_tile_all(args, order, t->rows, t->width);
         return;
     }
     for (int64_t r = 0; r < t->rows; r++) {
-        (void)load_values(t, first, n, (int64_t)t->scratch.low[r], (int64_t)t->scratch.high[r]);
+        (void)load_values(t, first, n, (int64_t)t->scratch.low[r], (int64_t)t->scratch.high[r],
+                          false);
         mst_tile_args row = args;
         row.a += r;
         row.c += r * t->stride;

@@ -8,11 +8,11 @@ MODEL ?= build/models/all-MiniLM-L6-v2
 SAMPLES ?= examples/data/samples.txt
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help deps deps-build deps-venv deps-check build model demo check asan tsan aarch64 layers docs-check \
+.PHONY: help deps deps-build deps-venv deps-check build model demo check asan tsan aarch64 warnings layers docs-check \
 	format format-check install clean venv
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  JOBS=N processes at once, PREFIX=DIR for install, MODEL=DIR for demo"
 
 deps: ## install what is missing for building, the model and the tests (Debian, as root)
@@ -55,6 +55,14 @@ tsan: venv model ## the unit tests and examples under the thread sanitizer
 	@cmake --build --preset tsan -j $(JOBS)
 	@ctest --preset tsan -j $(JOBS) --no-tests=error -R '^(unit|example)'
 
+warnings: deps-check ## everything with warnings as errors, by gcc without optimisation and by clang
+	@tools/install_deps.sh clang
+	@cmake --preset dev >/dev/null
+	@cmake --build --preset dev -j $(JOBS)
+	@CC=clang cmake --preset dev -B build/clang -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null
+	@cmake --build build/clang -j $(JOBS)
+	@ctest --test-dir build/clang -R '^example' --no-tests=error --output-on-failure
+
 # The fork tests are left out: the emulator does not carry other threads' locks over a fork.
 aarch64: deps-check ## cross build and its tests under qemu-user
 	@tools/install_deps.sh cross
@@ -80,4 +88,4 @@ install: build ## install into PREFIX (headers, libraries, program, man page, pk
 	@cmake --install build/release --prefix $(PREFIX)
 
 clean: ## remove what was built; the model and the Python environment stay
-	@rm -rf build/release build/dev build/asan build/tsan build/aarch64
+	@rm -rf build/release build/dev build/asan build/tsan build/aarch64 build/clang

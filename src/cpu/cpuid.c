@@ -85,7 +85,7 @@ void mst_cpu_model(char *text, size_t bytes)
     (void)snprintf(text, bytes, "%s", "unknown");
 #if defined(__x86_64__)
     unsigned int words[12];
-    if (__get_cpuid_max(0x80000000U, NULL) < 0x80000004U)
+    if ((unsigned int)__get_cpuid_max(0x80000000U, NULL) < 0x80000004U)
         return;
     for (unsigned int i = 0; i < 3; i++) {
         unsigned int *w = words + i * 4;

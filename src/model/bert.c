@@ -27,10 +27,11 @@ static mstar_status lay_out(forward *f)
     int64_t hidden = config->hidden;
     float *scratch = f->worker->scratch;
     mstar_tensor *const slices[3] = {&f->q, &f->k, &f->v};
-    f->x = mst_matrix(f->worker->x, f->tokens, hidden);
-    f->qkv = mst_matrix(scratch, f->tokens, 3 * hidden);
-    f->context = mst_matrix(scratch + f->tokens * 3 * hidden, f->tokens, hidden);
-    f->middle = mst_matrix(scratch, f->tokens, config->intermediate);
+    f->x = mst_token_rows(f->worker->x, f->tokens, hidden);
+    f->qkv = mst_token_rows(scratch, f->tokens, 3 * hidden);
+    f->context =
+        mst_token_rows(scratch + f->tokens * mst_token_stride(3 * hidden), f->tokens, hidden);
+    f->middle = mst_token_rows(scratch, f->tokens, config->intermediate);
     for (int i = 0; i < 3; i++) {
         MST_TRY(mstar_tensor_slice(&f->qkv, 1, i * hidden, hidden, slices[i]));
         MST_TRY(mstar_tensor_split_dim(slices[i], 1, config->heads, config->head_dim, slices[i]));

@@ -59,10 +59,12 @@ static mstar_status run_batch(const embedding_call *call, mst_worker *worker, ms
         mst_bert_forward(&folder->config, &encoder->weights, worker, stream, tokens, end - first));
     const float *rows = worker->x;
     size_t width = (size_t)folder->config.hidden;
+    int64_t stride = mst_token_stride(folder->config.hidden);
     if (!call->hidden) {
         MST_TRY(mst_pooler_run(folder, &encoder->weights, worker, stream, tokens, end - first,
                                call->skips ? worker->skip : NULL, call->cls_skips, &rows));
         width = (size_t)folder->dims;
+        stride = folder->dims;
     }
     MST_TRY(mstar_stream_synchronize(stream));
     for (int64_t i = first; i < end; i++) {
@@ -71,7 +73,7 @@ static mstar_status run_batch(const embedding_call *call, mst_worker *worker, ms
         int64_t row = call->hidden ? encoder->segments[place].first : place;
         for (int64_t j = 0; j < count; j++) {
             memcpy(call->out + (row + j) * call->row_stride, rows, width * sizeof *rows);
-            rows += width;
+            rows += stride;
         }
     }
     return MSTAR_OK;

@@ -213,6 +213,22 @@ static inline mstar_tensor mst_matrix(float *data, int64_t rows, int64_t columns
     return mstar_tensor_make(data, MSTAR_DTYPE_F32, 2, shape);
 }
 
+/*
+ * Rows of activations, one a token. Rows whose distance is a multiple of 4096 bytes would share the
+ * few sets of a first-level cache, so those are kept a line further apart.
+ */
+static inline int64_t mst_token_stride(int64_t columns)
+{
+    return columns % 1024 == 0 ? columns + 16 : columns;
+}
+
+static inline mstar_tensor mst_token_rows(float *data, int64_t tokens, int64_t columns)
+{
+    mstar_tensor rows = mst_matrix(data, tokens, columns);
+    rows.strides[0] = mst_token_stride(columns);
+    return rows;
+}
+
 /* ---- bert.c, pooler.c: the forward ----------------------------------------------------------- */
 
 /*

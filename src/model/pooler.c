@@ -32,7 +32,7 @@ static mstar_status pool(const mst_folder *folder, mst_worker *worker, mstar_str
                          bool cls_skips, const mstar_tensor *pooled)
 {
     int64_t hidden = folder->config.hidden;
-    mstar_tensor x = mst_matrix(worker->x, num_tokens, hidden);
+    mstar_tensor x = mst_token_rows(worker->x, num_tokens, hidden);
     for (int32_t i = 0; i < folder->num_poolings; i++) {
         mstar_tensor columns;
         bool leaves = folder->poolings[i] != MSTAR_POOLING_CLS || cls_skips;

@@ -10,14 +10,16 @@
 
 static int64_t scratch_width(const mst_folder *folder)
 {
-    int64_t attention = 4 * (int64_t)folder->config.hidden;
-    int64_t width = mst_max_i64(attention, folder->config.intermediate);
+    int64_t hidden = folder->config.hidden;
+    int64_t attention = mst_token_stride(3 * hidden) + mst_token_stride(hidden);
+    int64_t width = mst_max_i64(attention, mst_token_stride(folder->config.intermediate));
     return mst_max_i64(width, mst_pooler_width(folder));
 }
 
 static void cut(mst_arena *arena, const mst_folder *folder, int64_t tokens, mst_worker *worker)
 {
-    worker->x = mst_arena_take(arena, tokens * folder->config.hidden, sizeof(float));
+    worker->x =
+        mst_arena_take(arena, tokens * mst_token_stride(folder->config.hidden), sizeof(float));
     worker->scratch = mst_arena_take(arena, tokens * scratch_width(folder), sizeof(float));
     worker->ids = mst_arena_take(arena, tokens, sizeof(int32_t));
     worker->type_ids = mst_arena_take(arena, tokens, sizeof(int32_t));

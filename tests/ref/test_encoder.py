@@ -440,7 +440,7 @@ def test_tiny(device):
     for act in HIDDEN_ACTS:
         run(f"hidden_act {act}", act=act)
     for heads, head_dim, intermediate in ((3, 5, 17), (1, 33, 40), (7, 3, 64), (2, 64, 31),
-                                          (1, 1, 1), (5, 24, 100), (1, 100, 7)):
+                                          (16, 64, 1024), (1, 1, 1), (5, 24, 100), (1, 100, 7)):
         run(f"{heads} heads of {head_dim}", heads=heads, head_dim=head_dim,
             intermediate=intermediate)
     for stored in ("F32", "F16", "BF16"):

@@ -148,18 +148,20 @@ static void print_table(const json_t *rows)
 }
 
 /* The aligned lines of a report know texts and integers. */
-static void show_numbers(cli_report *report)
+static void show_numbers(cli_report *report, json_t *object)
 {
     const char *key;
     json_t *value;
     void *next;
-    json_object_foreach_safe(report->root, next, key, value)
+    json_object_foreach_safe(object, next, key, value)
     {
+        if (json_is_object(value))
+            show_numbers(report, value);
         if (!json_is_real(value))
             continue;
         char text[32];
         (void)snprintf(text, sizeof text, "%.5g", json_real_value(value));
-        cli_report_text(report, NULL, key, text);
+        cli_bench_put_text(report, object, key, text);
     }
 }
 
@@ -175,7 +177,7 @@ int cli_bench_finish(cli_report *report, const cli_options *options, double peak
     cli_bench_put_number(report, report->root, "peak_gflops", peak_gflops);
     if (options->json || report->failed)
         return cli_report_print(report, true);
-    show_numbers(report);
+    show_numbers(report, report->root);
     json_t *kept = json_incref(rows);
     (void)json_object_del(report->root, "rows");
     int code = cli_report_print(report, false);

@@ -7,6 +7,7 @@
  */
 #include "bench.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 typedef struct embed_run {
@@ -38,6 +39,21 @@ static double count_flops(const mstar_encoder_info *model, const mstar_text_resu
         flops += 2 * weights * n + 4 * hidden * n * n * model->layers;
     }
     return flops;
+}
+
+/* What each stage takes of the time of all stages, per mille rounded: the workers' times added. */
+static int put_shares(const cli_session *session, cli_report *report)
+{
+    mstar_encoder_times times = {.struct_size = sizeof times};
+    if (mstar_encoder_query_times(session->encoder, &times) != MSTAR_OK)
+        return cli_fail(CLI_INTERNAL, "%s", mstar_last_error());
+    double sum = 0;
+    for (int i = 0; i < times.num_stages && i < MSTAR_NUM_STAGES; i++)
+        sum += (double)times.ns[i];
+    for (int i = 0; i < times.num_stages && i < MSTAR_NUM_STAGES && sum > 0; i++)
+        cli_report_value(report, "stage_share", mstar_stage_name((mstar_stage)i),
+                         json_real(round((double)times.ns[i] / sum * 1000) / 1000));
+    return CLI_OK;
 }
 
 static int read_texts(const cli_options *options, cli_chunk *chunk)
@@ -86,6 +102,7 @@ static int bench_texts(cli_session *session, const cli_options *options, const c
         cli_bench_put_number(report, row, "tokens_per_s", (double)tokens / time);
         cli_bench_put_number(report, row, "gflops", flops / time * 1e-9);
         cli_bench_put_integer(report, row, "runs", runs);
+        code = put_shares(session, report);
     }
     free(run.vectors);
     free(run.results);

@@ -25,9 +25,9 @@ enum { CLI_PROGRESS_AUTO, CLI_PROGRESS_BAR, CLI_PROGRESS_JSON, CLI_PROGRESS_NONE
 
 typedef struct cli_options {
     cli_command command;
-    const char *model;   /* NULL: not given */
-    const char *operand; /* FILE, "-", a command for help; NULL: not given */
-    const char *output;  /* NULL: standard output */
+    const char *model;             /* NULL: not given */
+    const char *operand;           /* FILE, "-", a command for help; NULL: not given */
+    const char *output;            /* NULL: standard output */
     const char *workloads, *input; /* bench */
     int64_t max_gflop;
     const char *prompt_name, *query_prompt_name, *query;

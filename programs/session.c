@@ -69,6 +69,7 @@ int cli_session_load(cli_session *session, const cli_options *options, const cha
     desc.truncate = (mstar_truncate)options->truncate;
     desc.max_batch_tokens = (int32_t)options->batch_tokens;
     desc.prompt_name = prompt_name;
+    desc.timing = options->command == CLI_BENCH;
     mstar_status status =
         mstar_encoder_load(session->device, options->model, &desc, &session->encoder);
     if (status != MSTAR_OK)

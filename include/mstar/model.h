@@ -96,6 +96,8 @@ typedef struct mstar_encoder_desc {
                                  arena */
     const char *
         prompt_name; /* a prompt of config_sentence_transformers.json; NULL: its default, "" none */
+    int32_t timing;  /* 1: keep the times that mstar_encoder_query_times tells; default 0 */
+    int32_t reserved;
 } mstar_encoder_desc;
 MSTAR_API void mstar_encoder_desc_init(mstar_encoder_desc *desc);
 
@@ -135,6 +137,35 @@ typedef struct mstar_encoder_info {
     char prompt[256]; /* the prompt in force, cut to fit */
 } mstar_encoder_info;
 MSTAR_API mstar_status mstar_encoder_query(const mstar_encoder *encoder, mstar_encoder_info *info);
+/* What an encoder does with texts, in order: NAME, "name". */
+#define MSTAR_STAGE_LIST(X)                                                                 \
+    X(TOKENIZE, "tokenize")     /* texts to ids */                                          \
+    X(EMBEDDING, "embedding")   /* tables summed, and the first norm */                     \
+    X(QKV, "qkv")               /* query, key and value product */                          \
+    X(ATTENTION, "attention")   /* plan and run */                                          \
+    X(PROJECTION, "projection") /* attention's output product and residual */               \
+    X(UP, "up")                 /* first product of the feed-forward part and activation */ \
+    X(DOWN, "down")             /* second product and residual */                           \
+    X(NORM, "norm")             /* the layers' norms */                                     \
+    X(POOL, "pool")             /* pooling, modules after it, results */
+typedef enum mstar_stage {
+#define MSTAR_STAGE_ENUM(NAME, name) MSTAR_STAGE_##NAME,
+    MSTAR_STAGE_LIST(MSTAR_STAGE_ENUM)
+#undef MSTAR_STAGE_ENUM
+        MSTAR_NUM_STAGES
+} mstar_stage;
+/* "qkv"; "unknown" outside the list. Static string. */
+MSTAR_API const char *mstar_stage_name(mstar_stage stage);
+
+typedef struct mstar_encoder_times {
+    uint32_t struct_size;
+    int32_t num_stages; /* MSTAR_NUM_STAGES of the library */
+    int64_t ns[16];     /* by mstar_stage: since load, summed over the workers that ran at once */
+} mstar_encoder_times;
+/* MSTAR_OUT_OF_ORDER when the encoder was loaded without desc.timing. */
+MSTAR_API mstar_status mstar_encoder_query_times(const mstar_encoder *encoder,
+                                                 mstar_encoder_times *times);
+
 /* The encoder's tokenizer, borrowed. */
 MSTAR_API const mstar_tokenizer *mstar_encoder_get_tokenizer(const mstar_encoder *encoder);
 

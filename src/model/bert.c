@@ -56,14 +56,24 @@ static mstar_status embed_tokens(const forward *f, const mst_weights *weights)
 
 static mstar_status run_layer(const forward *f, const mst_layer *layer)
 {
+    mst_worker *worker = f->worker;
+    int64_t time = mst_stage_start(worker);
     MST_TRY(mstar_linear_run(layer->qkv, f->stream, &f->x, NULL, &f->qkv));
+    time = mst_stage_end(worker, MSTAR_STAGE_QKV, time);
     MST_TRY(mstar_ragged_prefill_run(f->worker->attention, f->stream, &f->q, &f->k, &f->v,
                                      &f->context_heads, NULL));
+    time = mst_stage_end(worker, MSTAR_STAGE_ATTENTION, time);
     MST_TRY(mstar_linear_run(layer->attention_out, f->stream, &f->context, &f->x, &f->x));
+    time = mst_stage_end(worker, MSTAR_STAGE_PROJECTION, time);
     MST_TRY(norm(f, &layer->attention_norm));
+    time = mst_stage_end(worker, MSTAR_STAGE_NORM, time);
     MST_TRY(mstar_linear_run(layer->up, f->stream, &f->x, NULL, &f->middle));
+    time = mst_stage_end(worker, MSTAR_STAGE_UP, time);
     MST_TRY(mstar_linear_run(layer->down, f->stream, &f->middle, &f->x, &f->x));
-    return norm(f, &layer->out_norm);
+    time = mst_stage_end(worker, MSTAR_STAGE_DOWN, time);
+    MST_TRY(norm(f, &layer->out_norm));
+    (void)mst_stage_end(worker, MSTAR_STAGE_NORM, time);
+    return MSTAR_OK;
 }
 
 mstar_status mst_bert_forward(const mst_bert_config *config, const mst_weights *weights,
@@ -72,8 +82,11 @@ mstar_status mst_bert_forward(const mst_bert_config *config, const mst_weights *
 {
     forward f = {.config = config, .worker = worker, .stream = stream, .tokens = num_tokens};
     MST_TRY(lay_out(&f));
+    int64_t time = mst_stage_start(worker);
     MST_TRY(mstar_ragged_prefill_plan(worker->attention, stream, worker->offsets, num_segments, 0));
+    time = mst_stage_end(worker, MSTAR_STAGE_ATTENTION, time);
     MST_TRY(embed_tokens(&f, weights));
+    (void)mst_stage_end(worker, MSTAR_STAGE_EMBEDDING, time);
     for (int32_t i = 0; i < weights->num_layers; i++)
         MST_TRY(run_layer(&f, &weights->layers[i]));
     return MSTAR_OK;

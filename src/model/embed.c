@@ -57,6 +57,7 @@ static mstar_status run_batch(const embedding_call *call, mst_worker *worker, ms
     int64_t tokens = pack(encoder, first, end, worker);
     MST_TRY(
         mst_bert_forward(&folder->config, &encoder->weights, worker, stream, tokens, end - first));
+    int64_t time = mst_stage_start(worker);
     const float *rows = worker->x;
     size_t width = (size_t)folder->config.hidden;
     int64_t stride = mst_token_stride(folder->config.hidden);
@@ -76,6 +77,7 @@ static mstar_status run_batch(const embedding_call *call, mst_worker *worker, ms
             rows += stride;
         }
     }
+    (void)mst_stage_end(worker, MSTAR_STAGE_POOL, time);
     return MSTAR_OK;
 }
 

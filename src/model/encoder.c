@@ -34,6 +34,7 @@ static mstar_status check_desc(const mstar_encoder_desc *desc)
                         mstar_dtype_name(desc->dtype), (int)desc->dtype);
     MST_TRY(mst_check_range("desc.pooling", desc->pooling, -1, MST_NUM_POOLINGS - 1));
     MST_TRY(mst_check_range("desc.normalize", desc->normalize, -1, 1));
+    MST_TRY(mst_check_range("desc.timing", desc->timing, 0, 1));
     MST_TRY(mst_check_range("desc.truncate", (int64_t)desc->truncate, MSTAR_TRUNCATE_END,
                             MSTAR_TRUNCATE_ERROR));
     return MSTAR_OK;
@@ -97,7 +98,7 @@ static mstar_status choose_batch_tokens(const mstar_encoder_desc *desc, mstar_en
     return MSTAR_OK;
 }
 
-static mstar_status open_workers(mstar_encoder *encoder)
+static mstar_status open_workers(const mstar_encoder_desc *desc, mstar_encoder *encoder)
 {
     void *memory;
     MST_TRY(
@@ -109,6 +110,7 @@ static mstar_status open_workers(mstar_encoder *encoder)
     for (int32_t i = 0; i < encoder->device->num_threads; i++) {
         MST_TRY(mst_worker_open(encoder->device, &encoder->folder, encoder->max_batch_tokens,
                                 &encoder->workers[i]));
+        encoder->workers[i].timing = desc->timing != 0;
         encoder->num_workers++;
     }
     return mstar_stream_create(encoder->device, -1, &encoder->stream);
@@ -121,7 +123,7 @@ static mstar_status load_all(const char *path, const mstar_encoder_desc *desc,
     MST_TRY(choose_batch_tokens(desc, encoder));
     MST_TRY(load_tokenizer(desc, encoder));
     MST_TRY(mst_weights_load(encoder->device, &encoder->folder, encoder->dtype, &encoder->weights));
-    return open_workers(encoder);
+    return open_workers(desc, encoder);
 }
 
 mstar_status mstar_encoder_load(mstar_device *device, const char *folder,

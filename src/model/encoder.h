@@ -178,6 +178,9 @@ int64_t mst_batch_cut(const int32_t *lengths, const int64_t *order, int64_t num_
 
 /* ---- worker.c: one stream, one arena --------------------------------------------------------- */
 
+#define MST_STAGE_SLOTS 16
+_Static_assert(MSTAR_NUM_STAGES <= MST_STAGE_SLOTS, "every stage has its place in the times");
+
 typedef struct mst_worker {
     mstar_stream *stream; /* serial */
     mstar_ragged_prefill *attention;
@@ -194,6 +197,8 @@ typedef struct mst_worker {
     int64_t num_stored, stored_capacity;
     void *text, *lower; /* with the prompt; lowercased */
     int64_t text_capacity, lower_capacity;
+    bool timing;
+    int64_t stage_ns[MST_STAGE_SLOTS];
     /* outcome of a call */
     mstar_status status;
     int64_t failed_text;
@@ -205,6 +210,11 @@ mstar_status mst_worker_open(mstar_device *device, const mst_folder *folder,
 void mst_worker_close(mst_worker *worker);
 /* Arena, attention workspace and plan as they are now. */
 mstar_status mst_worker_bytes(const mst_worker *worker, size_t *bytes);
+
+/* stages.c: now, and adding the time since `start` to a stage; both 0 and nothing without timing.
+ */
+int64_t mst_stage_start(const mst_worker *worker);
+int64_t mst_stage_end(mst_worker *worker, mstar_stage stage, int64_t start);
 
 /* A compact f32 matrix. */
 static inline mstar_tensor mst_matrix(float *data, int64_t rows, int64_t columns)

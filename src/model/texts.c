@@ -91,6 +91,7 @@ static void tokenize_chunks(void *context, int32_t index)
     tokenizing *call = context;
     mst_worker *worker = &call->encoder->workers[index];
     while (!atomic_load(&call->failed)) {
+        int64_t time = mst_stage_start(worker);
         int64_t first = atomic_fetch_add(&call->next, CHUNK_TEXTS);
         int64_t end = mst_min_i64(call->count, first + CHUNK_TEXTS);
         if (first >= call->count)
@@ -104,6 +105,7 @@ static void tokenize_chunks(void *context, int32_t index)
             atomic_store(&call->failed, true);
             return;
         }
+        (void)mst_stage_end(worker, MSTAR_STAGE_TOKENIZE, time);
     }
 }
 

@@ -293,11 +293,50 @@ static void test_prompts(void **state)
     mstar_encoder_release(plain);
 }
 
+/* ---- times ----------------------------------------------------------------------------------- */
+
+/* Times never change vectors, and every stage that a text passes has some. */
+static void test_times(void **state)
+{
+    encoder_fixture *f = *state;
+    text_set *set = encoder_texts(31);
+    mstar_encoder *plain = encoder_load(f->device, f->folder, NULL);
+    mstar_encoder_times times = {.struct_size = sizeof times};
+    assert_int_equal(mstar_encoder_query_times(plain, &times), MSTAR_OUT_OF_ORDER);
+    assert_non_null(strstr(mstar_last_error(), "desc.timing 0"));
+    mstar_encoder_desc desc = encoder_defaults();
+    desc.timing = 2;
+    mstar_encoder *timed = NULL;
+    assert_int_equal(mstar_encoder_load(f->device, f->folder, &desc, &timed),
+                     MSTAR_INVALID_ARGUMENT);
+    assert_non_null(strstr(mstar_last_error(), "desc.timing is 2; it must be from 0 to 1"));
+    desc.timing = 1;
+    timed = encoder_load(f->device, f->folder, &desc);
+    FOLDER_OK(mstar_encoder_query_times(timed, &times));
+    assert_int_equal(times.num_stages, MSTAR_NUM_STAGES);
+    for (int i = 0; i < MSTAR_NUM_STAGES; i++)
+        assert_int_equal(times.ns[i], 0);
+    float *want = encoder_embed(plain, set->texts, NUM_TEXTS);
+    float *got = encoder_embed(timed, set->texts, NUM_TEXTS);
+    assert_memory_equal(got, want, NUM_TEXTS * DIMS * sizeof(float));
+    FOLDER_OK(mstar_encoder_query_times(timed, &times));
+    for (int i = 0; i < MSTAR_NUM_STAGES; i++)
+        assert_true(times.ns[i] > 0);
+    assert_string_equal(mstar_stage_name(MSTAR_STAGE_QKV), "qkv");
+    assert_string_equal(mstar_stage_name(MSTAR_NUM_STAGES), "unknown");
+    free(got);
+    free(want);
+    free(set);
+    mstar_encoder_release(timed);
+    mstar_encoder_release(plain);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         ENCODER_TEST(test_ids),   ENCODER_TEST(test_steady_state), ENCODER_TEST(test_bad_ids),
         ENCODER_TEST(test_texts), ENCODER_TEST(test_truncation),   ENCODER_TEST(test_prompts),
+        ENCODER_TEST(test_times),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

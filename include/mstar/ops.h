@@ -65,7 +65,10 @@ typedef struct mstar_linear_info {
     mstar_dtype weight_dtype;
     int64_t in_features, out_features;
     size_t packed_bytes;
-    const char *kernel; /* static */
+    const char *kernel;  /* static */
+    mstar_dtype x_dtype; /* the dtype of x that is read as it is: BF16 where the kernel multiplies
+                            pairs of bf16 and would round an f32 x itself, with the same bits */
+    int32_t reserved;
 } mstar_linear_info;
 MSTAR_API mstar_status mstar_linear_query(const mstar_linear *linear, mstar_linear_info *info);
 

@@ -57,6 +57,7 @@ mstar_status mst_cpu_attn_run(mstar_stream *stream, const mst_attn_call *call);
 
 size_t mst_cpu_linear_packed_bytes(const mstar_device *device, const mst_linear_shape *shape);
 const char *mst_cpu_linear_kernel(const mstar_device *device, const mst_linear_shape *shape);
+mstar_dtype mst_cpu_linear_x_dtype(const mstar_device *device, const mst_linear_shape *shape);
 void mst_cpu_linear_pack(const mstar_device *device, const mst_linear_shape *shape,
                          const mstar_tensor *weight, int64_t first_row, void *packed);
 mstar_status mst_cpu_linear_run(mstar_stream *stream, const mst_linear_shape *shape,

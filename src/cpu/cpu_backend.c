@@ -170,6 +170,7 @@ const mst_backend *mst_cpu_backend(void)
         .attn_run = mst_cpu_attn_run,
         .linear_packed_bytes = mst_cpu_linear_packed_bytes,
         .linear_kernel = mst_cpu_linear_kernel,
+        .linear_x_dtype = mst_cpu_linear_x_dtype,
         .linear_pack = mst_cpu_linear_pack,
         .linear_run = mst_cpu_linear_run,
         .layer_norm = mst_cpu_layer_norm,

@@ -16,6 +16,12 @@ const char *mst_cpu_linear_kernel(const mstar_device *device, const mst_linear_s
     return mst_kernel_symbol("linear", shape->weight_dtype, mst_cpu_of(device)->kernels);
 }
 
+mstar_dtype mst_cpu_linear_x_dtype(const mstar_device *device, const mst_linear_shape *shape)
+{
+    bool pairs = mst_cpu_of(device)->kernels->pairs && shape->weight_dtype == MSTAR_DTYPE_BF16;
+    return pairs ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F32;
+}
+
 void mst_cut(int64_t n, int64_t unit, int64_t parts, int64_t i, int64_t *begin, int64_t *end)
 {
     int64_t units = mst_ceil_div(n, unit);

@@ -38,6 +38,7 @@ typedef struct mst_linear_kernels {
 typedef struct mst_kernels {
     const char *isa;
     int lanes;
+    bool pairs; /* bf16 is multiplied in pairs, x rounded to bf16 */
 
     size_t (*attn_scratch_bytes)(const mst_attn_shape *shape); /* of one thread */
     mst_attn_tile (*attn_tile)(const mst_attn_shape *shape, int64_t lq, int64_t lk);

@@ -154,6 +154,8 @@ struct mst_backend {
 
     size_t (*linear_packed_bytes)(const mstar_device *device, const mst_linear_shape *shape);
     const char *(*linear_kernel)(const mstar_device *device, const mst_linear_shape *shape);
+    /* The dtype of x that the kernel reads without a conversion; others give the same bits. */
+    mstar_dtype (*linear_x_dtype)(const mstar_device *device, const mst_linear_shape *shape);
     /* Packs rows [first_row, first_row + num_rows) of the [out, in] matrix from one part (host
        memory, any strides, dtype f32, bf16 or f16) into packed. Parts come in order and cover all
        rows. */

@@ -25,13 +25,15 @@ static mstar_status lay_out(forward *f)
 {
     const mst_bert_config *config = f->config;
     int64_t hidden = config->hidden;
-    float *scratch = f->worker->scratch;
+    mstar_dtype dtype = f->worker->dtype;
+    char *scratch = f->worker->scratch;
+    int64_t qkv_bytes =
+        f->tokens * mst_token_stride(3 * hidden) * (int64_t)mstar_dtype_bytes(dtype);
     mstar_tensor *const slices[3] = {&f->q, &f->k, &f->v};
-    f->x = mst_token_rows(f->worker->x, f->tokens, hidden);
-    f->qkv = mst_token_rows(scratch, f->tokens, 3 * hidden);
-    f->context =
-        mst_token_rows(scratch + f->tokens * mst_token_stride(3 * hidden), f->tokens, hidden);
-    f->middle = mst_token_rows(scratch, f->tokens, config->intermediate);
+    f->x = mst_token_rows(f->worker->x, MSTAR_DTYPE_F32, f->tokens, hidden);
+    f->qkv = mst_token_rows(scratch, dtype, f->tokens, 3 * hidden);
+    f->context = mst_token_rows(scratch + qkv_bytes, dtype, f->tokens, hidden);
+    f->middle = mst_token_rows(scratch, dtype, f->tokens, config->intermediate);
     for (int i = 0; i < 3; i++) {
         MST_TRY(mstar_tensor_slice(&f->qkv, 1, i * hidden, hidden, slices[i]));
         MST_TRY(mstar_tensor_split_dim(slices[i], 1, config->heads, config->head_dim, slices[i]));

@@ -101,6 +101,8 @@ static mstar_status choose_batch_tokens(const mstar_encoder_desc *desc, mstar_en
 static mstar_status open_workers(const mstar_encoder_desc *desc, mstar_encoder *encoder)
 {
     void *memory;
+    mstar_dtype dtype;
+    MST_TRY(mst_weights_x_dtype(&encoder->weights, &dtype));
     MST_TRY(
         mst_alloc_array(encoder->folder.max_tokens + 1, sizeof(int64_t), "length counts", &memory));
     encoder->counts = memory;
@@ -108,7 +110,7 @@ static mstar_status open_workers(const mstar_encoder_desc *desc, mstar_encoder *
                             &memory));
     encoder->workers = memory;
     for (int32_t i = 0; i < encoder->device->num_threads; i++) {
-        MST_TRY(mst_worker_open(encoder->device, &encoder->folder, encoder->max_batch_tokens,
+        MST_TRY(mst_worker_open(encoder->device, &encoder->folder, dtype, encoder->max_batch_tokens,
                                 &encoder->workers[i]));
         encoder->workers[i].timing = desc->timing != 0;
         encoder->num_workers++;

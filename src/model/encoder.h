@@ -149,6 +149,8 @@ typedef struct mst_weights {
 mstar_status mst_weights_load(mstar_device *device, const mst_folder *folder, mstar_dtype dtype,
                               mst_weights *weights);
 void mst_weights_release(mst_weights *weights);
+/* The dtype of activations that the layers' products read as it is. */
+mstar_status mst_weights_x_dtype(const mst_weights *weights, mstar_dtype *dtype);
 
 /* ---- batching.c: pure functions -------------------------------------------------------------- */
 
@@ -187,8 +189,9 @@ typedef struct mst_worker {
     void *memory;
     size_t memory_bytes;
     /* cut from memory */
-    float *x;       /* [tokens, hidden] */
-    float *scratch; /* qkv and context, or the intermediate rows, or pooled vectors */
+    float *x;          /* [tokens, hidden] */
+    void *scratch;     /* qkv and context, or the intermediate rows, or pooled vectors (f32) */
+    mstar_dtype dtype; /* of qkv, context and intermediate rows: what the products read as it is */
     int32_t *ids, *type_ids, *positions;
     int32_t *offsets, *skip;
     /* tokenising: kept between calls */
@@ -205,7 +208,7 @@ typedef struct mst_worker {
     char error[1024];
 } mst_worker;
 
-mstar_status mst_worker_open(mstar_device *device, const mst_folder *folder,
+mstar_status mst_worker_open(mstar_device *device, const mst_folder *folder, mstar_dtype dtype,
                              int64_t max_batch_tokens, mst_worker *worker);
 void mst_worker_close(mst_worker *worker);
 /* Arena, attention workspace and plan as they are now. */
@@ -232,9 +235,11 @@ static inline int64_t mst_token_stride(int64_t columns)
     return columns % 1024 == 0 ? columns + 16 : columns;
 }
 
-static inline mstar_tensor mst_token_rows(float *data, int64_t tokens, int64_t columns)
+static inline mstar_tensor mst_token_rows(void *data, mstar_dtype dtype, int64_t tokens,
+                                          int64_t columns)
 {
-    mstar_tensor rows = mst_matrix(data, tokens, columns);
+    const int64_t shape[2] = {tokens, columns};
+    mstar_tensor rows = mstar_tensor_make(data, dtype, 2, shape);
     rows.strides[0] = mst_token_stride(columns);
     return rows;
 }

@@ -32,7 +32,7 @@ static mstar_status pool(const mst_folder *folder, mst_worker *worker, mstar_str
                          bool cls_skips, const mstar_tensor *pooled)
 {
     int64_t hidden = folder->config.hidden;
-    mstar_tensor x = mst_token_rows(worker->x, num_tokens, hidden);
+    mstar_tensor x = mst_token_rows(worker->x, MSTAR_DTYPE_F32, num_tokens, hidden);
     for (int32_t i = 0; i < folder->num_poolings; i++) {
         mstar_tensor columns;
         bool leaves = folder->poolings[i] != MSTAR_POOLING_CLS || cls_skips;
@@ -60,7 +60,8 @@ mstar_status mst_pooler_run(const mst_folder *folder, const mst_weights *weights
     int64_t widths[2];
     int at = 0;
     stretch_widths(folder, widths);
-    float *const stretches[2] = {worker->scratch, worker->scratch + num_segments * widths[0]};
+    float *const scratch = worker->scratch;
+    float *const stretches[2] = {scratch, scratch + num_segments * widths[0]};
     mstar_tensor now = mst_matrix(stretches[0], num_segments,
                                   (int64_t)folder->num_poolings * folder->config.hidden);
     MST_TRY(pool(folder, worker, stream, num_tokens, num_segments, skip, cls_skips, &now));

@@ -419,3 +419,14 @@ void mst_weights_release(mst_weights *weights)
     mst_checkpoint_close(&weights->checkpoint);
     *weights = (mst_weights){.layers = NULL};
 }
+
+mstar_status mst_weights_x_dtype(const mst_weights *weights, mstar_dtype *dtype)
+{
+    mstar_linear_info info = {.struct_size = sizeof info};
+    *dtype = MSTAR_DTYPE_F32;
+    if (weights->num_layers == 0)
+        return MSTAR_OK;
+    MST_TRY(mstar_linear_query(weights->layers[0].up, &info));
+    *dtype = info.x_dtype;
+    return MSTAR_OK;
+}

@@ -8,19 +8,21 @@
  */
 #include "model/encoder.h"
 
-static int64_t scratch_width(const mst_folder *folder)
+/* Bytes for one token. */
+static int64_t scratch_bytes(const mst_folder *folder, mstar_dtype dtype)
 {
     int64_t hidden = folder->config.hidden;
     int64_t attention = mst_token_stride(3 * hidden) + mst_token_stride(hidden);
     int64_t width = mst_max_i64(attention, mst_token_stride(folder->config.intermediate));
-    return mst_max_i64(width, mst_pooler_width(folder));
+    return mst_max_i64(width * (int64_t)mstar_dtype_bytes(dtype),
+                       mst_pooler_width(folder) * (int64_t)sizeof(float));
 }
 
 static void cut(mst_arena *arena, const mst_folder *folder, int64_t tokens, mst_worker *worker)
 {
     worker->x =
         mst_arena_take(arena, tokens * mst_token_stride(folder->config.hidden), sizeof(float));
-    worker->scratch = mst_arena_take(arena, tokens * scratch_width(folder), sizeof(float));
+    worker->scratch = mst_arena_take(arena, tokens * scratch_bytes(folder, worker->dtype), 1);
     worker->ids = mst_arena_take(arena, tokens, sizeof(int32_t));
     worker->type_ids = mst_arena_take(arena, tokens, sizeof(int32_t));
     worker->positions = mst_arena_take(arena, tokens, sizeof(int32_t));
@@ -48,14 +50,14 @@ static mstar_status open_all(mstar_device *device, const mst_folder *folder, int
     desc.num_qo_heads = folder->config.heads;
     desc.num_kv_heads = folder->config.heads;
     desc.head_dim = folder->config.head_dim;
-    desc.q_data_type = MSTAR_DTYPE_F32;
+    desc.q_data_type = worker->dtype;
     return mstar_ragged_prefill_create(device, &desc, NULL, 0, &worker->attention);
 }
 
-mstar_status mst_worker_open(mstar_device *device, const mst_folder *folder,
+mstar_status mst_worker_open(mstar_device *device, const mst_folder *folder, mstar_dtype dtype,
                              int64_t max_batch_tokens, mst_worker *worker)
 {
-    *worker = (mst_worker){.stream = NULL};
+    *worker = (mst_worker){.stream = NULL, .dtype = dtype};
     mstar_tokens_init(&worker->tokens);
     mstar_status status = open_all(device, folder, max_batch_tokens, worker);
     if (status != MSTAR_OK)

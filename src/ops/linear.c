@@ -190,5 +190,6 @@ mstar_status mstar_linear_query(const mstar_linear *linear, mstar_linear_info *i
     full.out_features = linear->shape.out_features;
     full.packed_bytes = linear->packed_bytes;
     full.kernel = linear->device->backend->linear_kernel(linear->device, &linear->shape);
+    full.x_dtype = linear->device->backend->linear_x_dtype(linear->device, &linear->shape);
     return mst_info_write("info", &full, sizeof full, info);
 }

@@ -577,9 +577,49 @@ static void slices_of_wider_tensors(void **state)
     }
 }
 
+/* info.x_dtype: where it is bf16, an f32 x and the same x rounded to bf16 give the same bits. */
+static void x_is_read_as_said(void **state)
+{
+    (void)state;
+    enum { ROWS = 37, K = 75, N = 40 };
+    check_rng rng = {17};
+    for (int l = 0; l < num_levels; l++) {
+        for (int p = 0; p < 2; p++) {
+            weights w = make_weights(K, N, MSTAR_DTYPE_F32, false, true, &rng);
+            mstar_linear *linear = make_linear(&levels[l], &w, panels[p], MSTAR_ACTIVATION_GELU);
+            mstar_linear_info info = {.struct_size = sizeof info};
+            CHECK_OK(mstar_linear_query(linear, &info));
+            bool dots = has_dots(&levels[l], panels[p]);
+            assert_int_equal(info.x_dtype, dots ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F32);
+            check_rows x = check_rows_make(MSTAR_DTYPE_F32, ROWS, K, K);
+            check_rows rounded = check_rows_make(info.x_dtype, ROWS, K, K);
+            check_rows want = check_rows_make(MSTAR_DTYPE_F32, ROWS, N, N);
+            check_rows got = check_rows_make(MSTAR_DTYPE_F32, ROWS, N, N);
+            check_rows_fill(&x, &rng, -1.0, 1.0);
+            for (int64_t row = 0; row < ROWS; row++) {
+                for (int64_t k = 0; k < K; k++)
+                    check_rows_set(&rounded, row, k, (double)check_rows_get(&x, row, k));
+            }
+            check_rows_freeze(&rounded);
+            CHECK_OK(mstar_linear_run(linear, levels[l].streams[0], &x.tensor, NULL, &want.tensor));
+            CHECK_OK(
+                mstar_linear_run(linear, levels[l].streams[2], &rounded.tensor, NULL, &got.tensor));
+            for (int64_t row = 0; row < ROWS; row++)
+                same_row("rounded x", &got, row, &want, row);
+            check_rows_free(&x);
+            check_rows_free(&rounded);
+            check_rows_free(&want);
+            check_rows_free(&got);
+            mstar_linear_destroy(linear);
+            free_weights(&w);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(x_is_read_as_said),
         cmocka_unit_test(products_are_near),
         cmocka_unit_test(products_of_extreme_numbers),
         cmocka_unit_test(a_rows_bits_are_its_own),

@@ -85,8 +85,9 @@ typedef struct mstar_encoder mstar_encoder;
 
 typedef struct mstar_encoder_desc {
     uint32_t struct_size;
-    mstar_dtype dtype;  /* storage of matrices and tables: F32 (default) or BF16; activations are
-                           f32 in both */
+    mstar_dtype dtype;  /* storage of matrices and tables: F32 (default) or BF16. With BF16, what
+                           products read is rounded to bf16 where the kernels multiply pairs of
+                           bf16; the residual stream and vectors are f32 in both */
     int32_t pooling;    /* -1 as the folder says; else a mstar_pooling */
     int32_t normalize;  /* -1 as the folder says; 0 never; 1 always */
     int64_t max_tokens; /* -1 as the folder says; else from the special tokens to the positions,

@@ -9,7 +9,7 @@ SAMPLES ?= examples/data/samples.txt
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help deps deps-build deps-venv deps-check build model demo check asan tsan aarch64 warnings layers docs-check \
-	format format-check install clean venv
+	bench bench-peers format format-check install clean venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,10 @@ layers: ## check the layer order and the rules of the tree
 
 docs-check: ## compile the C of the docs, check their paths and tables
 	@python3 tools/check_docs.py
+
+bench-peers: build model ## ours against other engines, strings to vectors: bench/results (needs about 7 GB)
+	@bench/install_peers.sh
+	@build/bench-venv/bin/python bench/compare_embed.py $(BENCH_FLAGS)
 
 format: ## run clang-format over the C sources
 	@git ls-files '*.c' '*.h' | xargs clang-format -i

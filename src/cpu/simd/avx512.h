@@ -92,6 +92,13 @@ static inline vf vf_div(vf a, vf b)
 {
     return _mm512_div_ps(a, b);
 }
+#define VF_RECIPROCAL
+static inline vf vf_reciprocal(vf a)
+{
+    vf estimate = _mm512_rcp14_ps(a);
+    vf rest = _mm512_fnmadd_ps(a, estimate, _mm512_set1_ps(1.0f));
+    return _mm512_fmadd_ps(estimate, rest, estimate);
+}
 static inline vf vf_fma(vf a, vf b, vf c)
 {
     return _mm512_fmadd_ps(a, b, c);

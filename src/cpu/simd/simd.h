@@ -39,6 +39,15 @@ static inline MST_UNUSED vf vf_dot_pairs(vf a, vf b, vf c)
 }
 #endif
 
+/* 1 / a within an ulp for a in [1, 100]: by an estimate and a step of Newton's where that is
+ * faster. */
+#if !defined(VF_RECIPROCAL)
+static inline MST_UNUSED vf vf_reciprocal(vf a)
+{
+    return vf_div(vf_set1(1.0f), a);
+}
+#endif
+
 /* Loads n elements of a compute dtype, widened. */
 static inline vf vf_load_any_n(const void *data, mstar_dtype dtype, int64_t index, int n)
 {

@@ -85,7 +85,9 @@ static inline vf vf_gelu(vf x)
 {
     vf one = vf_set1(1.0f);
     vf z = vf_mul(vf_abs(x), vf_set1(0.70710678118654752f));
-    vf t = vf_div(one, vf_fma(z, vf_set1(0.3f), one));
+    /* beyond 15 the tail is 0 in f32; the bound keeps infinities out of the lines below */
+    vf zz = vf_min(vf_set1(15.0f), z);
+    vf t = vf_reciprocal(vf_fma(zz, vf_set1(0.3f), one));
     vf p = vf_set1(-0.12955455957544143f);
     p = vf_fma(p, t, vf_set1(0.4857293574934482f));
     p = vf_fma(p, t, vf_set1(-0.5126519200428925f));
@@ -95,8 +97,6 @@ static inline vf vf_gelu(vf x)
     p = vf_fma(p, t, vf_set1(0.14828866691189108f));
     p = vf_fma(p, t, vf_set1(0.17072341292505452f));
     p = vf_fma(p, t, vf_set1(0.16918744156572985f));
-    /* beyond 15 the tail is 0 in f32; the bound keeps infinities out of the next line */
-    vf zz = vf_min(vf_set1(15.0f), z);
     vf h = vf_mul(zz, zz);
     vf low = vf_fma(zz, zz, vf_sub(vf_zero(), h));
     vf e = vf_exp(vf_sub(vf_zero(), h));

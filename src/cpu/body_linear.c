@@ -237,8 +237,12 @@ static const float *get_x(const mst_linear_work *work, int64_t row, int rows, in
     return buffer;
 }
 
-/* rows of one panel, or (few) of FEW_PANELS panels from it on. */
-static void run_tile(const mst_linear_work *work, int64_t row, int rows, int64_t panel, bool few)
+/*
+ * rows of one panel, or (few) of FEW_PANELS panels from it on. fetch: a line for each step of depth
+ * to ask for meanwhile, or NULL.
+ */
+static void run_tile(const mst_linear_work *work, int64_t row, int rows, int64_t panel, bool few,
+                     const char *fetch)
 {
     _Alignas(
         64) float c[(VF_ROWS > FEW_ROWS * FEW_PANELS ? VF_ROWS : FEW_ROWS * FEW_PANELS) * PANEL];
@@ -273,7 +277,11 @@ static void run_tile(const mst_linear_work *work, int64_t row, int rows, int64_t
             half_tile(&t, b, rows);
         } else {
             t.b = b;
-            mst_tile_by_rows(&t, rows, 2);
+            t.fetch = fetch != NULL ? fetch + k * MST_CACHE_LINE : NULL;
+            if (fetch != NULL)
+                mst_tile_by_rows_fetching(&t, rows, 2);
+            else
+                mst_tile_by_rows(&t, rows, 2);
         }
     }
     mst_linear_finish(work, c, width, row, rows, panel * PANEL, width);
@@ -283,14 +291,24 @@ void MST_FOR_ISA(mst_linear_block)(const mst_linear_work *work, int64_t row_begi
                                    int64_t panel_begin, int64_t panel_end)
 {
     int64_t panel = panel_begin;
+    int64_t panel_bytes =
+        work->shape->in_features * PANEL * (int64_t)mstar_dtype_bytes(work->shape->weight_dtype);
+    int64_t step_bytes = work->shape->in_features * MST_CACHE_LINE;
     if (row_end - row_begin <= FEW_ROWS) {
         for (; panel + FEW_PANELS <= panel_end; panel += FEW_PANELS)
-            run_tile(work, row_begin, (int)(row_end - row_begin), panel, true);
+            run_tile(work, row_begin, (int)(row_end - row_begin), panel, true, NULL);
     }
     for (; panel < panel_end; panel++) {
+        /* the first tiles of a panel ask for the next one, a part each until all of it is asked for
+         */
+        const char *next =
+            panel + 1 < panel_end ? (const char *)work->packed + (panel + 1) * panel_bytes : NULL;
+        int64_t asked = 0;
         for (int64_t row = row_begin; row < row_end;) {
             int rows = mst_tile_rows(row_end - row);
-            run_tile(work, row, rows, panel, false);
+            bool ask = next != NULL && asked + step_bytes <= panel_bytes;
+            run_tile(work, row, rows, panel, false, ask ? next + asked : NULL);
+            asked += step_bytes;
             row += rows;
         }
     }

@@ -17,6 +17,9 @@
 #define MST_TILE_ROWS 0
 #define MST_TILE_COLUMNS 1
 #define MST_TILE_PAIRS 2
+/* Asks for one line of t->fetch at each step: what the next tiles will read, while this one runs.
+ */
+#define MST_TILE_FETCH 4
 
 typedef struct mst_tile_args {
     const float *a;
@@ -27,6 +30,7 @@ typedef struct mst_tile_args {
     float *c;
     int64_t c_stride;
     bool fresh; /* start from 0 instead of c */
+    const char *fetch;
 } mst_tile_args;
 
 /* rows and vectors are constants at every call, so the loops unroll and acc stays in registers. */
@@ -65,6 +69,8 @@ mst_tile_body(const mst_tile_args *t, const int rows, const int vectors, const i
                 acc[r][v] = order & MST_TILE_PAIRS ? vf_dot_pairs(x, bv[v], acc[r][v])
                                                    : vf_fma(x, bv[v], acc[r][v]);
         }
+        if (order & MST_TILE_FETCH)
+            __builtin_prefetch(t->fetch + i * MST_CACHE_LINE, 0, 2);
         a += order & MST_TILE_COLUMNS ? a_stride : 1;
         b += b_stride;
     }
@@ -115,6 +121,11 @@ static inline __attribute__((always_inline)) void mst_tile_switch(const mst_tile
 static MST_UNUSED void mst_tile_by_rows(const mst_tile_args *t, int rows, int vectors)
 {
     mst_tile_switch(t, rows, vectors, MST_TILE_ROWS);
+}
+
+static MST_UNUSED void mst_tile_by_rows_fetching(const mst_tile_args *t, int rows, int vectors)
+{
+    mst_tile_switch(t, rows, vectors, MST_TILE_ROWS | MST_TILE_FETCH);
 }
 
 static MST_UNUSED void mst_tile_by_columns(const mst_tile_args *t, int rows, int vectors)

@@ -13,7 +13,7 @@ SHELL := /bin/bash
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  JOBS=N processes at once, PREFIX=DIR for install, MODEL=DIR for demo"
+	@echo "  JOBS=N processes at once, PREFIX=DIR for install, MODEL=DIR for demo and bench"
 
 deps: ## install what is missing for building, the model and the tests (Debian, as root)
 	@tools/install_deps.sh build venv test
@@ -77,9 +77,13 @@ layers: ## check the layer order and the rules of the tree
 docs-check: ## compile the C of the docs, check their paths and tables
 	@python3 tools/check_docs.py
 
-bench-peers: build model ## ours against other engines, strings to vectors: bench/results (needs about 7 GB)
+# On a quiet machine: both take every core and measure nothing but time.
+bench: build model ## measure attention, products and embedding: bench/results/<cpu>.csv and a picture
+	@python3 bench/run_bench.py --model $(MODEL) $(BENCH_FLAGS)
+
+bench-peers: build model deps-venv ## ours against other engines, strings to vectors: bench/results (7 GB of packages)
 	@bench/install_peers.sh
-	@build/bench-venv/bin/python bench/compare_embed.py $(BENCH_FLAGS)
+	@build/bench-venv/bin/python bench/compare_embed.py --model $(MODEL) $(BENCH_FLAGS)
 
 format: ## run clang-format over the C sources
 	@git ls-files '*.c' '*.h' | xargs clang-format -i

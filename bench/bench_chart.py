@@ -49,7 +49,7 @@ def draw_panel(panel, x, y, width, label_width):
     if panel.get("note"):
         parts.append(text(x, y + 33, panel["note"], 10, colour=FAINT))
     number_width = 8 + 6.4 * max((len(bar[2]) for bar in panel["bars"]), default=0)
-    most = max((bar[1] for bar in panel["bars"]), default=0) or 1
+    most = max([panel.get("most", 0), *(bar[1] for bar in panel["bars"])]) or 1
     scale = (width - label_width - number_width) / most
     for i, (label, value, number, kind) in enumerate(panel["bars"]):
         top = y + TITLE + ROW * i
@@ -68,7 +68,8 @@ def bars(title, lines, panels, legend, columns=2, panel_width=620, label_width=2
     for start in range(0, len(panels), columns):
         line = panels[start:start + columns]
         for column, panel in enumerate(line):
-            parts += draw_panel(panel, 16 + column * (panel_width + 24), y, panel_width, label_width)
+            parts += draw_panel(panel, 16 + column * (panel_width + 24), y, panel_width,
+                                label_width)
         y += max(map(panel_height, line))
     columns = min(columns, len(panels))
     return page(16 + columns * (panel_width + 24), y + 8, title, lines, parts,
@@ -89,7 +90,8 @@ def draw_table(table, x, y, cell_width=44, label_width=110):
         parts.append(text(x, y + 33, table["note"], 10, colour=FAINT))
     y += TITLE
     for i, name in enumerate(table["columns"]):
-        parts.append(text(x + label_width + cell_width * (i + 0.5), y + 12, name, 10, "middle", FAINT))
+        middle = x + label_width + cell_width * (i + 0.5)
+        parts.append(text(middle, y + 12, name, 10, "middle", FAINT))
     for line, (label, shares) in enumerate(table["rows"]):
         top = y + ROW * (line + 1)
         parts.append(text(x + label_width - 8, top + 13, label, 11, "end"))
@@ -110,7 +112,8 @@ def bars_and_tables(title, lines, panels, tables, legend):
     for start in range(0, len(panels), 2):
         line = panels[start:start + 2]
         for column, panel in enumerate(line):
-            parts += draw_panel(panel, 16 + column * (panel_width + 24), y, panel_width, label_width)
+            parts += draw_panel(panel, 16 + column * (panel_width + 24), y, panel_width,
+                                label_width)
         widest = max(widest, 16 + len(line) * (panel_width + 24))
         y += max(map(panel_height, line))
     for table in tables:

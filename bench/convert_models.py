@@ -34,7 +34,7 @@ def read_tensors(model):
         if name == "__metadata__":
             continue
         if entry["dtype"] != "F32" and "position_ids" not in name:
-            raise SystemExit(f"{model}: {name} is {entry['dtype']}; the comparison is on f32 weights")
+            raise SystemExit(f"{model}: {name} is {entry['dtype']}; f32 weights are compared")
         if entry["dtype"] == "F32":
             begin, end = (8 + length + offset for offset in entry["data_offsets"])
             tensors[name.removeprefix("bert.")] = np.frombuffer(
@@ -122,7 +122,8 @@ def fused_layer(graph, x, weight, bias, norm_pair, heads, mask, eps):
                         ("output.dense", "output.LayerNorm")):
         if dense == "output.dense":
             middle = graph.op("MatMul", x, graph.constant(weight("intermediate.dense").T))
-            context = graph.op("BiasGelu", middle, graph.constant(bias("intermediate.dense")), **own)
+            context = graph.op("BiasGelu", middle,
+                               graph.constant(bias("intermediate.dense")), **own)
         product = graph.op("MatMul", context, graph.constant(weight(dense).T))
         x = graph.op("SkipLayerNormalization", product, x, *norm_pair(norm),
                      graph.constant(bias(dense)), epsilon=eps, **own)

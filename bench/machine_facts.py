@@ -1,4 +1,4 @@
-"""What a row of a result needs to say about where it came from."""
+"""What a row of a result says about where it came from, and how its numbers are written."""
 import datetime
 import pathlib
 import re
@@ -7,20 +7,11 @@ import subprocess
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-def cpu_model():
-    try:
-        text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return "unknown"
-    found = re.search(r"^(?:model name|Model|CPU part)\s*:\s*(.+)$", text, re.M)
-    return found.group(1).strip() if found else "unknown"
-
-
 def slug(model, isa):
     """Names of result files: the processor as it calls itself, and the level, since virtual
     machines give one name to processors of different levels."""
-    text = re.sub(r"\((r|tm)\)|\bcpu\b|\bprocessor\b|@.*", " ", f"{model} {isa}".lower())
-    return re.sub(r"[^a-z0-9]+", "-", text).strip("-")
+    text = re.sub(r"\((r|tm)\)|\bcpu\b|\bprocessor\b|@.*", " ", model.lower())
+    return re.sub(r"[^a-z0-9]+", "-", f"{text} {isa}").strip("-")
 
 
 def commit():
@@ -36,3 +27,8 @@ def commit():
 
 def today():
     return datetime.date.today().isoformat()
+
+
+def plain(value):
+    """Four significant digits without an exponent: more would be noise."""
+    return f"{float(f'{value:.4g}'):.10g}"

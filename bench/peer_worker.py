@@ -102,6 +102,8 @@ def main():
                 answer({"version": peer.version, "rss_mb": peak_mb()})
             else:
                 answer(turn(peer, request))
+        except ModuleNotFoundError as fault:
+            answer({"error": f"not installed: {fault}"})
         except Exception as fault:  # any fault of a peer is its row's reason
             text = " ".join(str(fault).split()) or "no message"
             answer({"error": f"{type(fault).__name__}: {text[:300]}"})

@@ -14,6 +14,7 @@ Settings:
 """
 import concurrent.futures
 import ctypes
+import json
 import os
 import pathlib
 
@@ -50,7 +51,7 @@ def cut(lengths, setting):
 
 
 class Tokens:
-    """The tokenizers package as the peers' users call it; its threads are set by RAYON_NUM_THREADS."""
+    """The tokenizers package as peers' users call it; RAYON_NUM_THREADS sets its threads."""
 
     def __init__(self, model):
         import tokenizers
@@ -101,10 +102,12 @@ class Text(ctypes.Structure):
 
 
 class EncoderDesc(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_uint32), ("dtype", ctypes.c_int), ("pooling", ctypes.c_int32),
-                ("normalize", ctypes.c_int32), ("max_tokens", ctypes.c_int64),
+    _fields_ = [("struct_size", ctypes.c_uint32), ("dtype", ctypes.c_int),
+                ("pooling", ctypes.c_int32), ("normalize", ctypes.c_int32),
+                ("max_tokens", ctypes.c_int64),
                 ("truncate", ctypes.c_int), ("max_batch_tokens", ctypes.c_int32),
-                ("prompt_name", ctypes.c_char_p)]
+                ("prompt_name", ctypes.c_char_p), ("timing", ctypes.c_int32),
+                ("reserved", ctypes.c_int32)]
 
 
 class DeviceDesc(ctypes.Structure):
@@ -115,8 +118,6 @@ class DeviceDesc(ctypes.Structure):
 
 class Mstar:
     """libmstar.so through ctypes; making the array of texts is inside the clock."""
-
-    DIMS = 384
 
     def __init__(self, model, folder, threads, setting):
         library = ctypes.CDLL(setting["library"])
@@ -133,6 +134,8 @@ class Mstar:
                                              ctypes.byref(self.device)))
         self.check(library.mstar_encoder_load(self.device, str(model).encode(), ctypes.byref(desc),
                                               ctypes.byref(self.encoder)))
+        with open(pathlib.Path(model) / "config.json", encoding="utf-8") as file:
+            self.dims = json.load(file)["hidden_size"]
         self.version = library.mstar_build_info().decode()
 
     def check(self, status):
@@ -142,10 +145,10 @@ class Mstar:
     def embed(self, texts):
         encoded = [text.encode() for text in texts]
         array = (Text * len(encoded))(*[(text, len(text)) for text in encoded])
-        vectors = (ctypes.c_float * (len(encoded) * self.DIMS))()
+        vectors = (ctypes.c_float * (len(encoded) * self.dims))()
         self.check(self.library.mstar_encoder_embed(
             self.encoder, array, ctypes.c_int64(len(encoded)), vectors,
-            ctypes.c_int64(self.DIMS), None))
+            ctypes.c_int64(self.dims), None))
         return vectors
 
 
@@ -208,7 +211,7 @@ class CTranslate2(Padded):
         workers = setting["workers"] if self.pool else 1
         self.encoder = ctranslate2.Encoder(
             str(pathlib.Path(folder) / "ctranslate2"), device="cpu", inter_threads=workers,
-            intra_threads=1 if self.pool else threads, compute_type=setting.get("dtype", "float32"))
+            intra_threads=1 if self.pool else threads, compute_type="float32")
         self.version = f"ctranslate2 {ctranslate2.__version__} {self.encoder.compute_type}"
 
     def run(self, ids):
@@ -234,8 +237,7 @@ class OpenVino(Padded):
                          for _ in range(setting["workers"] if self.pool else 1)]
         self.free = list(self.requests)
         precision = self.compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-        self.version = f"openvino {openvino.__version__} " \
-                       f"{self.compiled.get_property('NUM_STREAMS')} streams {precision}"
+        self.version = f"openvino {openvino.__version__.split('-')[0]} {precision}"
 
     def run(self, ids):
         rows, mask = self.pad(ids)
@@ -294,27 +296,41 @@ PEERS = {
 def settings(peer, threads, library, limits):
     """The rows of one peer."""
     if peer == "mstar":
-        return [{"name": dtype, "dtype": dtype, "library": str(library)} for dtype in ("f32", "bf16")]
+        return [{"name": dtype, "dtype": dtype, "library": str(library)}
+                for dtype in ("f32", "bf16")] + [{"name": "program"}]
     rows = [{"name": "default"}]
     sized = peer in ("onnxruntime", "ctranslate2", "openvino")
-    for limit in limits if sized else limits[:1]:
-        rows.append({"name": "sorted", "limit": limit})
-        if threads > 1:
-            rows.append({"name": "workers", "limit": limit, "workers": threads})
+    dtypes = [{}, {"dtype": "bf16"}] if peer == "openvino" and has_bf16() else [{}]
+    for dtype in dtypes:
+        for limit in limits if sized else limits[:1]:
+            rows.append({"name": "sorted", "limit": limit} | dtype)
+            if threads > 1:
+                rows.append({"name": "workers", "limit": limit, "workers": threads} | dtype)
     return rows
+
+
+def has_bf16():
+    """Whether a peer has bf16 instructions to use; elsewhere it would run in f32 again."""
+    try:
+        text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return "avx512_bf16" in text or "amx_bf16" in text
 
 
 def label(peer, setting):
     """How a row calls its setting."""
     sized = peer in ("onnxruntime", "ctranslate2", "openvino")
     if peer == "mstar":
-        return setting["name"]
+        return "f32, program" if setting["name"] == "program" else setting["name"]
     if setting["name"] == "default":
         return {"llama.cpp": "default (ubatch 512)",
                 "sentence-transformers": "default (batches of 32)"}.get(
                     peer, "default (32, arrival order)")
     batches = f"sorted, {setting['limit']} tokens" if sized else \
         {"llama.cpp": "ubatch 256"}.get(peer, "batches of 8")
+    if "dtype" in setting:
+        batches = f"{setting['dtype']}, {batches}"
     if setting["name"] == "workers":
         return f"{batches}, {setting['workers']} workers x 1 thread"
     return batches

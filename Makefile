@@ -13,7 +13,7 @@ SHELL := /bin/bash
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  JOBS=N processes at once, PREFIX=DIR for install, MODEL=DIR for demo and bench"
+	@echo "  JOBS=N processes at once, PREFIX=DIR for install, MODEL=DIR for demo and bench, BENCH_FLAGS"
 
 deps: ## install what is missing for building, the model and the tests (Debian, as root)
 	@tools/install_deps.sh build venv test

@@ -15,14 +15,16 @@ def slug(model, isa):
 
 
 def commit():
-    """Short hash of the tree that is measured; '+changes' where tracked files differ from it."""
+    """Short hash of the tree that is measured; '+changes' where tracked files differ from it, results and
+    documents apart."""
     def git(*words):
         done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else ""
 
     short = git("rev-parse", "--short=10", "HEAD")
-    return short + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "") \
-        if short else "unknown"
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results",
+                  ":!docs")
+    return short + "+changes" * bool(changed) if short else "unknown"
 
 
 def today():

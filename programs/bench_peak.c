@@ -95,6 +95,32 @@ static peak_loop find_loop(const char *isa, mstar_dtype dtype)
     return strcmp(isa, "avx2") == 0 ? peak_avx2 : NULL;
 }
 
+#elif defined(__aarch64__)
+
+#define TWENTY_FOUR(OP)                                                                       \
+    OP(0)                                                                                     \
+    OP(1)                                                                                     \
+    OP(2) OP(3) OP(4) OP(5) OP(6) OP(7) OP(8) OP(9) OP(10) OP(11) OP(12) OP(13) OP(14) OP(15) \
+        OP(16) OP(17) OP(18) OP(19) OP(20) OP(21) OP(22) OP(23)
+#define REGISTERS                                                                                  \
+    "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", \
+        "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23"
+#define ZERO(n) "movi v" #n ".4s, #0\n\t"
+#define FMA_Q(n) "fmla v" #n ".4s, v30.4s, v31.4s\n\t"
+
+PEAK_LOOP(peak_neon, __asm__ volatile(TWENTY_FOUR(FMA_Q)::: REGISTERS);, 24 * 4 * 2)
+
+static void zero_registers(void)
+{
+    __asm__ volatile(TWENTY_FOUR(ZERO) ZERO(30) ZERO(31)::: REGISTERS, "v30", "v31");
+}
+
+static peak_loop find_loop(const char *isa, mstar_dtype dtype)
+{
+    (void)dtype;
+    return strcmp(isa, "neon") == 0 ? peak_neon : NULL;
+}
+
 #else
 
 static void zero_registers(void) {}

@@ -77,7 +77,9 @@ static void put_command(cli_output *output, const cli_command_row *command)
 static void put_environment(cli_output *output)
 {
     static const char *const others[][2] = {
-        {"MSTAR_MAX_ISA", "highest ISA level to use: scalar, avx2, avx512"},
+        {"MSTAR_MAX_ISA",
+         "highest ISA level to use: scalar, avx2, avx512, avx512bf16, amx, or scalar, neon "
+         "on 64-bit ARM"},
         {"OMP_NUM_THREADS", "threads, where neither --threads nor MSTAR_NUM_THREADS says so"},
         {"NO_COLOR", "no colour in the progress bar"},
         {"CLICOLOR_FORCE", "colour without a terminal too"},

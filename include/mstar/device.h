@@ -34,8 +34,9 @@ typedef struct mstar_device_desc {
                             may use; 1..1024. With parallel_for: how many tasks to cut work into. */
     mstar_parallel_for parallel_for; /* NULL: the library's own pool */
     void *parallel_host;             /* first argument of parallel_for; kept */
-    const char *max_isa; /* "scalar", "avx2", "avx512", "avx512bf16", "amx"; NULL: MSTAR_MAX_ISA,
-                            else no limit */
+    const char *max_isa; /* the highest level to use: on x86-64 "scalar", "avx2", "avx512",
+                            "avx512bf16", "amx"; on aarch64 "scalar", "neon"; names of another
+                            architecture are refused; NULL: MSTAR_MAX_ISA, else no limit */
 } mstar_device_desc;
 MSTAR_API void mstar_device_desc_init(mstar_device_desc *desc);
 
@@ -59,7 +60,8 @@ typedef struct mstar_device_info {
     char model[64];      /* the processor's own name */
     char isa[16];        /* the level in use: "avx2" */
     char isa_best[16];   /* the best level this machine and build have */
-    char isa_reason[96]; /* why isa is not isa_best; "" when it is */
+    char isa_reason[96]; /* why isa is not isa_best (a limit; another level is faster on this
+                            processor); "" when it is */
     int64_t l1d_bytes, l2_bytes,
         l3_bytes; /* data caches as read from the machine; 0 where unknown */
 } mstar_device_info;

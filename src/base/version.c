@@ -12,14 +12,6 @@
 #define COMPILER "unknown compiler"
 #endif
 
-#if defined(MST_HAVE_AVX2)
-#define ISAS "scalar avx2 avx512 avx512bf16 amx"
-#elif defined(MST_HAVE_NEON)
-#define ISAS "scalar neon"
-#else
-#define ISAS "scalar"
-#endif
-
 const char *mstar_version(void)
 {
     return MST_VERSION;
@@ -27,6 +19,6 @@ const char *mstar_version(void)
 
 const char *mstar_build_info(void)
 {
-    return "mstar " MST_VERSION " commit " MST_COMMIT " " MST_BUILD_TYPE " " COMPILER " isa: " ISAS
-           " backends: cpu";
+    return "mstar " MST_VERSION " commit " MST_COMMIT " " MST_BUILD_TYPE " " COMPILER
+           " isa: " MST_ISAS_TEXT " backends: cpu";
 }

@@ -30,7 +30,7 @@
 /* Whole register tiles of keys. */
 #if defined(MST_ISA_AVX512)
 #define BLOCK 70
-#elif defined(MST_ISA_AVX2)
+#elif defined(MST_ISA_AVX2) || defined(MST_ISA_NEON)
 #define BLOCK 72
 #else
 #define BLOCK 64

@@ -145,6 +145,8 @@ static void half_tile(const mst_tile_args *t, const uint16_t *b, int rows)
         HALF_CASE(10)
         HALF_CASE(11)
         HALF_CASE(12)
+#endif
+#if VF_ROWS > 12
         HALF_CASE(13)
         HALF_CASE(14)
 #endif

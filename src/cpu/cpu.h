@@ -4,14 +4,12 @@
 
 #include "cpu/kernels.h"
 
-/* ISA levels in rising order. A level above what is built or there is served by the best below. */
+/* A level above what is built or there is served by the best below. */
 typedef enum mst_isa {
-    MST_ISA_LEVEL_SCALAR,
-    MST_ISA_LEVEL_AVX2,
-    MST_ISA_LEVEL_AVX512,
-    MST_ISA_LEVEL_AVX512BF16,
-    MST_ISA_LEVEL_AMX,
-    MST_ISA_LEVELS
+#define MST_ISA_VALUE(LEVEL, level, unused) MST_ISA_LEVEL_##LEVEL,
+    MST_FOR_EACH_ISA(MST_ISA_VALUE, _)
+#undef MST_ISA_VALUE
+        MST_ISA_LEVELS
 } mst_isa;
 
 typedef struct mst_cpu {
@@ -25,6 +23,7 @@ typedef struct mst_cpu {
 /* ---- cpuid.c: what the machine has ----------------------------------------------------------- */
 
 bool mst_cpu_has(mst_isa isa);
+bool mst_cpu_is_intel(void);
 void mst_cpu_model(char *text, size_t bytes);
 void mst_cpu_caches(int64_t *l1d, int64_t *l2, int64_t *l3);
 
@@ -33,6 +32,15 @@ void mst_cpu_caches(int64_t *l1d, int64_t *l2, int64_t *l3);
 const char *mst_isa_name(mst_isa isa);
 /* INVALID_ARGUMENT names the source ("max_isa", "MSTAR_MAX_ISA"), the text and what is accepted. */
 mstar_status mst_isa_parse(const char *source, const char *text, mst_isa *isa);
+/*
+ * The level to use, and why, on a machine whose best is `best`, where no more than `limit` was
+ * asked for: the lower of the two. One exception: on Intel's processors with AVX-512 BF16 and
+ * without AMX vdpbf16ps does two multiply-adds in the time of four single ones (87 GFLOP/s against
+ * 172, bench/results/xeon-16core-amx.csv), so AVX-512 over widened bf16 serves them, unless
+ * avx512bf16 is the very limit. `lowered` is the reason where the limit decides.
+ */
+mst_isa mst_isa_choose(mst_isa best, mst_isa limit, bool intel, const char *lowered,
+                       const char **reason);
 /* Fills kernels, kernel_reason, isa and isa_best. max_isa NULL: MSTAR_MAX_ISA, else no limit. */
 mstar_status mst_cpu_dispatch(const char *max_isa, mst_cpu *cpu);
 mstar_status mst_cpu_query_kernel(const mstar_device *device, int32_t index,

@@ -66,8 +66,21 @@ bool mst_cpu_has(mst_isa isa)
     default:
         return false;
     }
+#elif defined(__aarch64__)
+    return isa == MST_ISA_LEVEL_SCALAR || isa == MST_ISA_LEVEL_NEON; /* no processor is without */
 #else
     return isa == MST_ISA_LEVEL_SCALAR;
+#endif
+}
+
+bool mst_cpu_is_intel(void)
+{
+#if defined(__x86_64__)
+    unsigned int a, b, c, d;
+    return __get_cpuid(0, &a, &b, &c, &d) != 0 && b == signature_INTEL_ebx &&
+           c == signature_INTEL_ecx && d == signature_INTEL_edx;
+#else
+    return false;
 #endif
 }
 

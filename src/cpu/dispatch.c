@@ -6,8 +6,10 @@
 
 #include "cpu/cpu.h"
 
-static const char *const isa_names[MST_ISA_LEVELS] = {"scalar", "avx2", "avx512", "avx512bf16",
-                                                      "amx"};
+#define NAME(LEVEL, level, unused) #level,
+static const char *const isa_names[MST_ISA_LEVELS] = {MST_FOR_EACH_ISA(NAME, _)};
+#define LISTED(LEVEL, level, before) before #level
+static const char isa_list[] = MST_FOR_EACH_ISA(LISTED, ", ");
 
 const char *mst_isa_name(mst_isa isa)
 {
@@ -22,14 +24,17 @@ mstar_status mst_isa_parse(const char *source, const char *text, mst_isa *isa)
             return MSTAR_OK;
         }
     }
-    return mst_fail(MSTAR_INVALID_ARGUMENT,
-                    "%s is \"%.32s\"; accepted are scalar, avx2, avx512, avx512bf16, amx", source,
-                    text);
+    return mst_fail(MSTAR_INVALID_ARGUMENT, "%s is \"%.32s\"; accepted on this architecture are %s",
+                    source, text, isa_list + strlen(", "));
 }
 
 static const mst_kernels *kernels_of(mst_isa isa)
 {
     switch (isa) {
+#if defined(MST_HAVE_NEON)
+    case MST_ISA_LEVEL_NEON:
+        return &mst_kernels_neon;
+#endif
 #if defined(MST_HAVE_AMX)
     case MST_ISA_LEVEL_AMX:
         return &mst_kernels_amx;
@@ -62,6 +67,26 @@ static mst_isa best_below(mst_isa limit)
     return (mst_isa)level;
 }
 
+mst_isa mst_isa_choose(mst_isa best, mst_isa limit, bool intel, const char *lowered,
+                       const char **reason)
+{
+    if (limit < best) {
+        *reason = lowered;
+        best = limit;
+    } else {
+        *reason = "best ISA of this machine and build";
+    }
+#if defined(__x86_64__)
+    if (best == MST_ISA_LEVEL_AVX512BF16 && limit != MST_ISA_LEVEL_AVX512BF16 && intel) {
+        *reason = "vdpbf16ps is slower than f32 multiply-adds on Intel";
+        best = MST_ISA_LEVEL_AVX512;
+    }
+#else
+    (void)intel;
+#endif
+    return best;
+}
+
 mstar_status mst_cpu_dispatch(const char *max_isa, mst_cpu *cpu)
 {
     mst_isa limit = (mst_isa)(MST_ISA_LEVELS - 1);
@@ -73,9 +98,12 @@ mstar_status mst_cpu_dispatch(const char *max_isa, mst_cpu *cpu)
         MST_TRY(mst_isa_parse("MSTAR_MAX_ISA", mst_env_get(MST_ENV_MAX_ISA), &limit));
     }
     cpu->isa_best = best_below((mst_isa)(MST_ISA_LEVELS - 1));
-    cpu->isa = best_below(limit);
+    /* a level below the best that the build lacks: the one below it */
+    if (limit < cpu->isa_best)
+        limit = best_below(limit);
+    cpu->isa =
+        mst_isa_choose(cpu->isa_best, limit, mst_cpu_is_intel(), lowered, &cpu->kernel_reason);
     cpu->kernels = kernels_of(cpu->isa);
-    cpu->kernel_reason = cpu->isa == cpu->isa_best ? "best ISA of this machine and build" : lowered;
     return MSTAR_OK;
 }
 
@@ -89,14 +117,13 @@ typedef struct kernel_line {
 #define NAME_F32 "f32"
 #define NAME_BF16 "bf16"
 #define NAME_F16 "f16"
+#define SYMBOL(LEVEL, level, prefix) prefix #level,
 static const kernel_line kernel_lines[] = {
-#define MST_KERNEL(op, dtype, part)                                                         \
-    {#op,                                                                                   \
-     MSTAR_DTYPE_##dtype,                                                                   \
-     NAME_##dtype,                                                                          \
-     {"mst_" #part "_" NAME_##dtype "_scalar", "mst_" #part "_" NAME_##dtype "_avx2",       \
-      "mst_" #part "_" NAME_##dtype "_avx512", "mst_" #part "_" NAME_##dtype "_avx512bf16", \
-      "mst_" #part "_" NAME_##dtype "_amx"}},
+#define MST_KERNEL(op, dtype, part) \
+    {#op,                           \
+     MSTAR_DTYPE_##dtype,           \
+     NAME_##dtype,                  \
+     {MST_FOR_EACH_ISA(SYMBOL, "mst_" #part "_" NAME_##dtype "_")}},
 #include "cpu/kernels.def"
 #undef MST_KERNEL
 };

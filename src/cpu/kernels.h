@@ -14,6 +14,22 @@
 /* MST_FOR_ISA(mst_attn_item) is mst_attn_item_avx2 in the avx2 build of a body. */
 #define MST_FOR_ISA(name) MST_JOIN(name, MST_ISA)
 
+/*
+ * ISA levels of this architecture in rising order, each holding what is below it:
+ * X(LEVEL, level, more) for each, `more` being handed on. Levels of other architectures have no
+ * name here: to ask for one is a mistake, not a limit.
+ */
+#if defined(__x86_64__)
+#define MST_FOR_EACH_ISA(X, more) \
+    X(SCALAR, scalar, more)       \
+    X(AVX2, avx2, more)           \
+    X(AVX512, avx512, more) X(AVX512BF16, avx512bf16, more) X(AMX, amx, more)
+#elif defined(__aarch64__)
+#define MST_FOR_EACH_ISA(X, more) X(SCALAR, scalar, more) X(NEON, neon, more)
+#else
+#define MST_FOR_EACH_ISA(X, more) X(SCALAR, scalar, more)
+#endif
+
 /* Columns of bias are padded to this: the widest panel of any level divides it. */
 #define MST_LINEAR_PAD 64
 
@@ -70,10 +86,8 @@ static inline const mst_linear_kernels *mst_linear_of(const mst_kernels *kernels
     return shape->weight_dtype == MSTAR_DTYPE_BF16 ? &kernels->linear_bf16 : &kernels->linear_f32;
 }
 
-extern const mst_kernels mst_kernels_scalar;
-extern const mst_kernels mst_kernels_avx2;
-extern const mst_kernels mst_kernels_avx512;
-extern const mst_kernels mst_kernels_avx512bf16;
-extern const mst_kernels mst_kernels_amx;
+#define MST_DECLARE_KERNELS(LEVEL, level, unused) extern const mst_kernels mst_kernels_##level;
+MST_FOR_EACH_ISA(MST_DECLARE_KERNELS, _)
+#undef MST_DECLARE_KERNELS
 
 #endif

@@ -20,7 +20,8 @@
 
 void attn_isas_open(attn_isas *isas, int32_t num_threads)
 {
-    static const char *const levels[] = {"scalar", "avx2", "avx512", "avx512bf16", "amx"};
+#define LEVEL_NAME(LEVEL, level, unused) #level,
+    static const char *const levels[ATTN_MAX_ISAS] = {MST_FOR_EACH_ISA(LEVEL_NAME, _)};
     memset(isas, 0, sizeof *isas);
     for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++) {
         mstar_device_desc desc;

@@ -6,6 +6,7 @@
 #ifndef SUPPORT_ATTN_H
 #define SUPPORT_ATTN_H
 
+#include "cpu/cpu.h"
 #include "mstar/attention.h"
 #include "support_random.h"
 
@@ -13,7 +14,7 @@
 
 /* ---- devices: one for each ISA level of this machine ----------------------------------------- */
 
-#define ATTN_MAX_ISAS 5
+#define ATTN_MAX_ISAS MST_ISA_LEVELS
 typedef struct attn_isas {
     int32_t count;
     const char *name[ATTN_MAX_ISAS];

@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "cpu/cpu.h"
 #include "mstar.h"
 
 /* ---- random numbers (splitmix64) ------------------------------------------------------------- */
@@ -94,10 +95,11 @@ bool check_near(double got, double want, double bound);
 /* Opens a CPU device limited to an ISA level; NULL, with a line that says so, where the machine or
  * the build lacks the level. */
 mstar_device *check_open(const char *isa, int32_t num_threads);
-#define CHECK_ISAS                                      \
-    {                                                   \
-        "scalar", "avx2", "avx512", "avx512bf16", "amx" \
+#define CHECK_ISA_NAME(LEVEL, level, unused) #level,
+#define CHECK_ISAS                          \
+    {                                       \
+        MST_FOR_EACH_ISA(CHECK_ISA_NAME, _) \
     }
-enum { CHECK_NUM_ISAS = 5 };
+enum { CHECK_NUM_ISAS = MST_ISA_LEVELS };
 
 #endif

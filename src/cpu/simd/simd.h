@@ -19,6 +19,8 @@
 #include "cpu/simd/avx512.h"
 #elif defined(MST_ISA_AVX2)
 #include "cpu/simd/avx2.h"
+#elif defined(MST_ISA_NEON)
+#include "cpu/simd/neon.h"
 #else
 #include "cpu/simd/scalar.h"
 #endif

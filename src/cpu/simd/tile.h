@@ -110,6 +110,8 @@ static inline __attribute__((always_inline)) void mst_tile_switch(const mst_tile
         MST_TILE_CASE(10)
         MST_TILE_CASE(11)
         MST_TILE_CASE(12)
+#endif
+#if VF_ROWS > 12
         MST_TILE_CASE(13)
         MST_TILE_CASE(14)
 #endif

@@ -97,11 +97,10 @@ static peak_loop find_loop(const char *isa, mstar_dtype dtype)
 
 #elif defined(__aarch64__)
 
-#define TWENTY_FOUR(OP)                                                                       \
-    OP(0)                                                                                     \
-    OP(1)                                                                                     \
-    OP(2) OP(3) OP(4) OP(5) OP(6) OP(7) OP(8) OP(9) OP(10) OP(11) OP(12) OP(13) OP(14) OP(15) \
-        OP(16) OP(17) OP(18) OP(19) OP(20) OP(21) OP(22) OP(23)
+#define EIGHT(OP) OP(0) OP(1) OP(2) OP(3) OP(4) OP(5) OP(6) OP(7)
+#define EIGHT_MORE(OP) OP(8) OP(9) OP(10) OP(11) OP(12) OP(13) OP(14) OP(15)
+#define LAST_EIGHT(OP) OP(16) OP(17) OP(18) OP(19) OP(20) OP(21) OP(22) OP(23)
+#define TWENTY_FOUR(OP) EIGHT(OP) EIGHT_MORE(OP) LAST_EIGHT(OP)
 #define REGISTERS                                                                                  \
     "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", \
         "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23"

@@ -104,7 +104,7 @@ mst_attn_tile MST_FOR_ISA(mst_attn_tile_choose)(const mst_attn_shape *shape, int
     int64_t tiles = mst_max_i64(1, mst_ceil_div(lq, most));
     int64_t rows = mst_max_i64(1, mst_ceil_div(lq, tiles));
     int64_t work = rows * mst_min_i64(mst_max_i64(lk, 1), 4096);
-    int64_t heads = mst_min_i64(shape->num_kv_heads, mst_max_i64(1, 8192 / work));
+    int64_t heads = mst_min_i64(shape->num_kv_heads, mst_max_i64(1, 49152 / work));
     return (mst_attn_tile){(int32_t)rows, (int32_t)heads};
 }
 
@@ -123,11 +123,23 @@ typedef struct attn_tile {
     bool pairs;                /* bf16 in pairs */
 } attn_tile;
 
-/* Row r of the tile is query row q_begin + r / heads of head head_first + r % heads. */
-static int64_t query_at(const attn_tile *t, int64_t r, int64_t row_stride_, int64_t head_stride)
+/* Row r of the tile is query row q_begin + r / heads of head head_first + r % heads; a place walks
+ * the rows in order, without a division. */
+typedef struct row_place {
+    int64_t row, head; /* packed query row, query head */
+    int32_t left;      /* heads left of this query row */
+} row_place;
+
+static row_place first_place(const attn_tile *t)
 {
-    return (t->q_first + t->item->q_begin + r / t->heads) * row_stride_ +
-           (t->head_first + r % t->heads) * head_stride;
+    return (row_place){t->q_first + t->item->q_begin, t->head_first, t->heads};
+}
+
+static void next_place(const attn_tile *t, row_place *place)
+{
+    place->head++;
+    if (--place->left == 0)
+        *place = (row_place){place->row + 1, t->head_first, t->heads};
 }
 
 /* qt[d][r] = Q[r][d]; lanes past the rows are 0. */
@@ -135,11 +147,14 @@ static void load_queries(const attn_tile *t)
 {
     const mst_attn_call *call = t->call;
     int64_t dim = call->shape->head_dim;
+    row_place place = first_place(t);
     for (int64_t r = 0; r < t->lanes; r += VF_LANES) {
         int rows = vf_left(t->rows, r);
         int64_t at[VF_LANES];
-        for (int i = 0; i < rows; i++)
-            at[i] = query_at(t, r + i, call->q_row_stride, call->q_head_stride);
+        for (int i = 0; i < rows; i++) {
+            at[i] = place.row * call->q_row_stride + place.head * call->q_head_stride;
+            next_place(t, &place);
+        }
         for (int64_t d = 0; d < dim; d += VF_LANES) {
             int n = vf_left(dim, d);
             vf block[VF_LANES];
@@ -159,59 +174,115 @@ static void load_queries(const attn_tile *t)
     }
 }
 
+/* Rows of `dim` elements, `step` apart, as f32 in whole vectors; zeros past dim. */
+static inline __attribute__((always_inline)) void widen_rows(const void *data,
+                                                             const mstar_dtype dtype, int64_t at,
+                                                             int64_t step, int64_t rows,
+                                                             int64_t dim, float *to, int64_t stride)
+{
+    int64_t whole = dim / VF_LANES * VF_LANES;
+    for (int64_t j = 0; j < rows; j++, at += step, to += stride) {
+        int64_t d = 0;
+        for (; d < whole; d += VF_LANES)
+            vf_store(to + d, vf_load_any_n(data, dtype, at + d, VF_LANES));
+        if (d < dim)
+            vf_store(to + d, vf_load_any_n(data, dtype, at + d, (int)(dim - d)));
+    }
+}
+
+/* The same with the dtype chosen once, outside the loops. */
+static void load_rows(const attn_tile *t, const void *data, int64_t at, int64_t step, int64_t rows,
+                      float *to)
+{
+    int64_t dim = t->call->shape->head_dim;
+    switch (t->call->shape->dtype) {
+    case MSTAR_DTYPE_BF16:
+        widen_rows(data, MSTAR_DTYPE_BF16, at, step, rows, dim, to, t->stride);
+        break;
+    case MSTAR_DTYPE_F16:
+        widen_rows(data, MSTAR_DTYPE_F16, at, step, rows, dim, to, t->stride);
+        break;
+    default:
+        widen_rows(data, MSTAR_DTYPE_F32, at, step, rows, dim, to, t->stride);
+        break;
+    }
+}
+
 /* n keys from first on: f32 in whole vectors, or bf16 pairs along D; zeros past D. */
 static void load_keys(const attn_tile *t, int64_t first, int64_t n)
 {
     const mst_attn_call *call = t->call;
     int64_t dim = call->shape->head_dim;
     int64_t at = (t->k_first + first) * call->k_row_stride + t->kv_head * call->k_head_stride;
+    if (!t->pairs) {
+        load_rows(t, call->k, at, call->k_row_stride, n, t->scratch.k);
+        return;
+    }
     for (int64_t j = 0; j < n; j++, at += call->k_row_stride) {
         float *to = t->scratch.k + j * t->stride;
-        if (t->pairs) {
-            to[(dim - 1) / 2] = 0.0f;
-            memcpy(to, (const uint16_t *)call->k + at, (size_t)dim * sizeof(uint16_t));
-            continue;
-        }
-        for (int64_t d = 0; d < dim; d += VF_LANES)
-            vf_store(to + d, vf_load_any_n(call->k, call->shape->dtype, at + d, vf_left(dim, d)));
+        to[(dim - 1) / 2] = 0.0f;
+        memcpy(to, (const uint16_t *)call->k + at, (size_t)dim * sizeof(uint16_t));
     }
 }
 
-/*
- * n values from first on: f32, or bf16 pairs along keys; zeros past D and outside rows [low, high).
- * With probe, answers whether all values read are finite; without, true.
- */
-static inline __attribute__((always_inline)) bool load_values(const attn_tile *t, int64_t first,
-                                                              int64_t n, int64_t low, int64_t high,
-                                                              const bool probe)
+/* Rows j and j + 1 of V as pairs, for all even j below n; the row past an odd n is zeros. */
+static void load_value_pairs(const attn_tile *t, int64_t at, int64_t n)
 {
     const mst_attn_call *call = t->call;
-    mstar_dtype dtype = call->shape->dtype;
+    int64_t dim = call->shape->head_dim;
+    for (int64_t j = 0; j < n; j += 2, at += 2 * call->v_row_stride) {
+        float *to = t->scratch.v + j / 2 * t->stride;
+        for (int64_t d = 0; d < dim; d += VF_LANES) {
+            int lanes = vf_left(dim, d);
+            vf x = vf_load_any_n(call->v, MSTAR_DTYPE_BF16, at + d, lanes);
+            vf y = j + 1 < n ? vf_load_any_n(call->v, MSTAR_DTYPE_BF16, at + call->v_row_stride + d,
+                                             lanes)
+                             : vf_zero();
+            vf_store(to + d, vf_pack_pairs(x, y));
+        }
+    }
+}
+
+/* n values from first on: f32, or bf16 pairs along keys; zeros past D. */
+static void load_values(const attn_tile *t, int64_t first, int64_t n)
+{
+    const mst_attn_call *call = t->call;
+    int64_t at = (t->k_first + first) * call->v_row_stride + t->kv_head * call->v_head_stride;
+    if (t->pairs)
+        load_value_pairs(t, at, n);
+    else
+        load_rows(t, call->v, at, call->v_row_stride, n, t->scratch.v);
+}
+
+/* Whether the n values from first on are all finite. */
+static bool values_are_finite(const attn_tile *t, int64_t first, int64_t n)
+{
+    const mst_attn_call *call = t->call;
     int64_t dim = call->shape->head_dim;
     int64_t at = (t->k_first + first) * call->v_row_stride + t->kv_head * call->v_head_stride;
     vf sum = vf_zero();
-    int64_t step = t->pairs ? 2 : 1;
-    for (int64_t j = 0; j < n; j += step) {
-        float *to = t->scratch.v + j / step * t->stride;
-        for (int64_t d = 0; d < dim; d += VF_LANES) {
-            int lanes = vf_left(dim, d);
-            vf x = vf_zero();
-            if (j >= low && j < high)
-                x = vf_load_any_n(call->v, dtype, at + j * call->v_row_stride + d, lanes);
-            if (probe)
-                sum = vf_fma(x, vf_zero(), sum);
-            if (t->pairs) {
-                vf y = vf_zero();
-                if (j + 1 >= low && j + 1 < high)
-                    y = vf_load_any_n(call->v, dtype, at + (j + 1) * call->v_row_stride + d, lanes);
-                if (probe)
-                    sum = vf_fma(y, vf_zero(), sum);
-                x = vf_pack_pairs(x, y);
-            }
-            vf_store(to + d, x);
-        }
+    for (int64_t j = 0; j < n; j++, at += call->v_row_stride) {
+        for (int64_t d = 0; d < dim; d += VF_LANES)
+            sum = vf_fma(vf_load_any_n(call->v, call->shape->dtype, at + d, vf_left(dim, d)),
+                         vf_zero(), sum);
     }
     return vf_sum(sum) == 0.0f;
+}
+
+/* Makes the loaded values outside [low, high) zeros: whole rows, or halves of pairs. */
+static void hide_values(const attn_tile *t, int64_t n, int64_t low, int64_t high)
+{
+    for (int64_t j = 0; j < n; j++) {
+        if (j >= low && j < high)
+            continue;
+        if (t->pairs) {
+            uint16_t *half = (uint16_t *)(void *)(t->scratch.v + j / 2 * t->stride) + j % 2;
+            for (int64_t d = 0; d < t->width; d++)
+                half[2 * d] = 0;
+        } else {
+            memset(t->scratch.v + j * t->stride, 0, (size_t)t->width * sizeof(float));
+        }
+    }
 }
 
 /* Saturating sums: windows may be as large as int64 holds. */
@@ -228,8 +299,9 @@ static void find_visible(attn_tile *t)
     t->all_high = t->lk;
     if (!t->call->causal && shape->window_left < 0 && shape->window_right < 0)
         return;
-    for (int64_t r = 0; r < t->rows; r++) {
-        int64_t place = t->lk - t->lq + t->item->q_begin + r / t->heads;
+    int64_t r = 0;
+    for (int64_t q = 0; q < t->item->q_rows; q++) {
+        int64_t place = t->lk - t->lq + t->item->q_begin + q;
         int64_t low = 0;
         int64_t high = t->lk;
         if (t->call->causal)
@@ -244,8 +316,10 @@ static void find_visible(attn_tile *t)
         }
         t->all_low = mst_max_i64(t->all_low, low);
         t->all_high = mst_min_i64(t->all_high, high);
-        t->scratch.first_seen[r] = low;
-        t->scratch.end_seen[r] = high;
+        for (int32_t h = 0; h < t->heads; h++, r++) {
+            t->scratch.first_seen[r] = low;
+            t->scratch.end_seen[r] = high;
+        }
     }
 }
 
@@ -323,7 +397,8 @@ static inline __attribute__((always_inline)) void softmax_lanes(const attn_tile 
     vf_store(t->scratch.sum + r, vf_fma(vf_load(t->scratch.sum + r), keep, sum));
 }
 
-static void softmax_block(const attn_tile *t, int64_t n, bool masked)
+/* first_block: there is no output yet that would have to be scaled. */
+static void softmax_block(const attn_tile *t, int64_t n, bool masked, bool first_block)
 {
     vf scale = vf_mul(vf_set1(t->call->shape->sm_scale), vf_set1(LOG2_E));
     for (int64_t r = 0; r < t->lanes; r += VF_LANES) {
@@ -336,7 +411,7 @@ static void softmax_block(const attn_tile *t, int64_t n, bool masked)
         else
             softmax_lanes(t, r, n, scale, false, false);
     }
-    for (int64_t r = 0; r < t->rows; r++) {
+    for (int64_t r = 0; r < t->rows && !first_block; r++) {
         float keep = t->scratch.keep[r];
         if (keep == 1.0f)
             continue;
@@ -346,7 +421,7 @@ static void softmax_block(const attn_tile *t, int64_t n, bool masked)
     }
 }
 
-static void add_values(const attn_tile *t, int64_t first, int64_t n, bool partly)
+static void add_values(const attn_tile *t, int64_t first, int64_t n, bool partly, bool first_block)
 {
     mst_tile_args args = {.a = t->scratch.s,
                           .a_stride = TILE_ROWS,
@@ -354,17 +429,17 @@ static void add_values(const attn_tile *t, int64_t first, int64_t n, bool partly
                           .b_stride = t->stride,
                           .depth = t->pairs ? mst_ceil_div(n, 2) : n,
                           .c = t->scratch.o,
-                          .c_stride = t->stride};
+                          .c_stride = t->stride,
+                          .fresh = first_block};
     int order = MST_TILE_COLUMNS | (t->pairs ? MST_TILE_PAIRS : 0);
-    bool finite =
-        partly ? load_values(t, first, n, 0, n, true) : load_values(t, first, n, 0, n, false);
-    if (finite) {
+    load_values(t, first, n);
+    if (!partly || values_are_finite(t, first, n)) {
         mst_tile_all(args, order, t->rows, t->width);
         return;
     }
     for (int64_t r = 0; r < t->rows; r++) {
-        (void)load_values(t, first, n, (int64_t)t->scratch.low[r], (int64_t)t->scratch.high[r],
-                          false);
+        load_values(t, first, n);
+        hide_values(t, n, (int64_t)t->scratch.low[r], (int64_t)t->scratch.high[r]);
         mst_tile_args row = args;
         row.a += r;
         row.c += r * t->stride;
@@ -402,8 +477,9 @@ static void store_rows(const attn_tile *t)
 {
     const mst_attn_call *call = t->call;
     int64_t dim = call->shape->head_dim;
-    for (int64_t r = 0; r < t->rows; r++) {
-        int64_t at = query_at(t, r, call->out_row_stride, call->out_head_stride);
+    row_place place = first_place(t);
+    for (int64_t r = 0; r < t->rows; r++, next_place(t, &place)) {
+        int64_t at = place.row * call->out_row_stride + place.head * call->out_head_stride;
         float sum = t->scratch.sum[r];
         for (int64_t d = 0; d < dim; d += VF_LANES) {
             vf o = vf_zero();
@@ -412,7 +488,8 @@ static void store_rows(const attn_tile *t)
             vf_store_any_n(call->out, call->shape->dtype, at + d, o, vf_left(dim, d));
         }
         if (call->lse != NULL)
-            call->lse[query_at(t, r, call->lse_row_stride, 1)] = lse_of(t->scratch.max[r], sum);
+            call->lse[place.row * call->lse_row_stride + place.head] =
+                lse_of(t->scratch.max[r], sum);
     }
 }
 
@@ -444,10 +521,8 @@ static void run_tile(attn_tile *t)
         mst_tile_all(scores, MST_TILE_ROWS | (t->pairs ? MST_TILE_PAIRS : 0), n, t->lanes);
         if (partly)
             place_block(t, first, n);
-        if (first == begin)
-            memset(t->scratch.o, 0, (size_t)(t->rows * t->stride) * sizeof(float));
-        softmax_block(t, n, partly);
-        add_values(t, first, n, partly);
+        softmax_block(t, n, partly, first == begin);
+        add_values(t, first, n, partly, first == begin);
     }
     store_rows(t);
 }
@@ -462,7 +537,7 @@ static void fetch_head(const attn_tile *t, const void *data, int64_t first, int6
     for (int64_t j = 0; j < rows; j++) {
         const char *row = (const char *)data + ((first + j) * from_stride + at) * (int64_t)bytes;
         for (size_t i = 0; i < row_bytes; i += MST_CACHE_LINE)
-            __builtin_prefetch(row + i);
+            __builtin_prefetch(row + i, 0, 2);
     }
 }
 

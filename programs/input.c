@@ -34,7 +34,9 @@ int cli_input_open(cli_input *input, const char *path, int format)
     if (standard) {
         input->fd = STDIN_FILENO;
     } else {
-        input->fd = open(path, O_RDONLY | O_CLOEXEC);
+        /* O_NONBLOCK: opening a FIFO would wait for its writer where no signal can end it; so the
+           wait is left to take_line */
+        input->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
         if (input->fd < 0)
             return cli_fail(CLI_NO_INPUT, "cannot open %s: %s", path, strerror(errno));
         input->own_fd = true;
@@ -93,6 +95,8 @@ static int read_more(cli_input *input)
     do {
         done = read(input->fd, input->buffer + input->end, input->capacity - input->end);
     } while (done < 0 && errno == EINTR);
+    if (done < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        return CLI_OK; /* another reader was faster */
     if (done < 0)
         return cli_fail(CLI_IO_FAILED, "cannot read %s: %s", input->label, strerror(errno));
     if (done == 0)

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "number.h"
@@ -87,6 +88,25 @@ static int open_temp(cli_output *output, mode_t mode)
     return CLI_OK;
 }
 
+/* A FIFO has a writer's end once it has a reader; until then a signal may end the wait. */
+static int open_in_place(cli_output *output, const char *path)
+{
+    const struct timespec pause = {.tv_nsec = 20000000};
+    for (;;) {
+        output->fd = open(output->path, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+        if (output->fd >= 0 || errno != ENXIO)
+            break;
+        if (cli_signal_pending() != 0)
+            return cli_stopped(0);
+        (void)nanosleep(&pause, NULL);
+    }
+    if (output->fd < 0)
+        return cli_fail(CLI_CANNOT_CREATE, "cannot open %s: %s", path, strerror(errno));
+    output->own_fd = true;
+    (void)fcntl(output->fd, F_SETFL, 0); /* writes wait */
+    return CLI_OK;
+}
+
 int cli_output_open(cli_output *output, const char *path)
 {
     memset(output, 0, sizeof *output);
@@ -101,6 +121,10 @@ int cli_output_open(cli_output *output, const char *path)
     }
     struct stat former;
     bool exists = stat(path, &former) == 0;
+    if (!exists && errno != ENOENT)
+        return cli_fail(CLI_CANNOT_CREATE, "cannot create %s: %s", path, strerror(errno));
+    if (!exists && lstat(path, &former) == 0)
+        return cli_fail(CLI_CANNOT_CREATE, "cannot create %s: a symbolic link to nothing", path);
     if (exists && S_ISDIR(former.st_mode))
         return cli_fail(CLI_CANNOT_CREATE, "cannot create %s: it is a folder", path);
     /* The file behind a symbolic link is replaced, not the link. */
@@ -108,13 +132,10 @@ int cli_output_open(cli_output *output, const char *path)
     if (output->path == NULL)
         return cli_fail(CLI_CANNOT_CREATE, "cannot create %s: %s", path, strerror(errno));
     output->label = output->path;
-    if (exists && !S_ISREG(former.st_mode)) {
-        output->fd = open(output->path, O_WRONLY | O_CLOEXEC);
-        if (output->fd < 0)
-            return cli_fail(CLI_CANNOT_CREATE, "cannot open %s: %s", path, strerror(errno));
-        output->own_fd = true;
-        return CLI_OK;
-    }
+    if (exists && S_ISSOCK(former.st_mode))
+        return cli_fail(CLI_CANNOT_CREATE, "cannot open %s: it is a socket", path);
+    if (exists && !S_ISREG(former.st_mode))
+        return open_in_place(output, path);
     if (exists && access(output->path, W_OK) != 0)
         return cli_fail(CLI_CANNOT_CREATE, "cannot write %s: %s", path, strerror(errno));
     return open_temp(output, final_mode(exists, &former));

@@ -134,9 +134,14 @@ static int fail_embed(cli_session *session, const cli_options *options, const cl
         for (int64_t i = 0; i < chunk->count && cli_signal_pending() == 0; i++) {
             status = mstar_encoder_embed(session->encoder, &chunk->texts[i], 1, embedder->values,
                                          session->model.dims, NULL);
-            if (status != MSTAR_OK)
+            if (status != MSTAR_OK) {
+                static const char place[] = "texts[0]: "; /* the line says it better */
+                const char *text = mstar_last_error();
+                if (strncmp(text, place, sizeof place - 1) == 0)
+                    text += sizeof place - 1;
                 return cli_fail(cli_exit_code(status), "%s:%lld:1: %s", input->label,
-                                (long long)chunk->items[i].line, mstar_last_error());
+                                (long long)chunk->items[i].line, text);
+            }
         }
     }
     return cli_fail(cli_exit_code(status), "%s", mstar_last_error());

@@ -69,8 +69,8 @@ typedef struct mstar_ragged_prefill_desc {
                                     without effect on the self wrapper */
     int32_t accelerator_graph;   /* 0 eager, 1 graph mode */
     mstar_dtype q_data_type;     /* dtype of q, k, v and out: BF16 (default), F16 or F32 */
-    double sm_scale; /* NaN: head_dim ** -0.5 of the true head dim; finite values are used as they
-                        are */
+    double sm_scale; /* NaN: head_dim ** -0.5 of the true head dim; finite values up to 2^127 either
+                        way are used as they are */
     mstar_kv_layout kv_layout; /* layout of k and v: NHD (default) or HND */
     int32_t return_lse;        /* 1: run also writes lse */
     int64_t
@@ -98,7 +98,9 @@ typedef struct mstar_prefixed_prefill mstar_prefixed_prefill;
 /*
  * Exact scratch bytes that run needs on this device for this desc, whatever the layout: create
  * refuses fewer and run touches no more. A workspace may serve wrappers that never run at the same
- * time.
+ * time. On the CPU it is one piece of equal size a thread of the device, and a run on a stream of n
+ * threads touches the first n pieces only: workspaces of wrappers that run at the same time on
+ * streams of one thread may overlap from the second piece on.
  */
 MSTAR_API mstar_status mstar_ragged_prefill_workspace_query(mstar_device *device,
                                                             const mstar_ragged_prefill_desc *desc,

@@ -47,8 +47,8 @@ MSTAR_API void mstar_device_desc_init(mstar_device_desc *desc);
  */
 MSTAR_API mstar_status mstar_device_open(const char *name, const mstar_device_desc *desc,
                                          mstar_device **device);
-/* MSTAR_BUSY, and the device stays open, while streams, buffers or wrappers made on it are alive.
- */
+/* MSTAR_BUSY, and the device stays open, while anything made on it is alive: streams, events,
+ * buffers, wrappers, linears, encoders. NULL is MSTAR_OK. */
 MSTAR_API mstar_status mstar_device_close(mstar_device *device);
 
 typedef struct mstar_device_info {

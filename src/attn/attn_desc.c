@@ -12,6 +12,8 @@
 
 #define MAX_HEADS 4096
 #define MAX_HEAD_DIM 256
+/* Kernels multiply it by log2 e in f32, which must not become an infinity: 0 * inf is NaN. */
+#define MAX_SCALE 0x1p127
 
 mstar_status mstar_padded_head_dim(int32_t head_dim, int32_t *padded)
 {
@@ -109,11 +111,12 @@ static mstar_status read_scale(const mstar_ragged_prefill_desc *desc, mst_attn_c
 {
     /* the true head dim, not the padded one */
     double scale = isnan(desc->sm_scale) ? 1.0 / sqrt((double)desc->head_dim) : desc->sm_scale;
-    if (!(fabs(scale) <= (double)3.402823466e+38F))
-        return mst_fail(MSTAR_INVALID_ARGUMENT,
-                        "desc.sm_scale is %g; it must be NaN (derived) or finite in f32, at most "
-                        "3.402823e38 either way",
-                        scale);
+    if (!(fabs(scale) <= MAX_SCALE))
+        return mst_fail(
+            MSTAR_INVALID_ARGUMENT,
+            "desc.sm_scale is %g; it must be NaN (derived) or finite, at most 2^127 = %g "
+            "either way",
+            scale, MAX_SCALE);
     config->sm_scale = scale;
     config->shape.sm_scale = (float)scale;
     return MSTAR_OK;

@@ -57,6 +57,19 @@ int64_t mst_attn_max_items(int64_t max_num_segments, int64_t max_total_tokens, i
     return tiles * mst_ceil_div(num_kv_heads, mst_max_i64(worst.heads, 1));
 }
 
+/* Items of a segment, of which each is a row tile of a head group. */
+static int64_t count_segment(const planner *p, int64_t segment)
+{
+    const mst_attn_layout *layout = p->layout;
+    int64_t lq = (int64_t)layout->q_offsets[segment + 1] - layout->q_offsets[segment];
+    int64_t lk = (int64_t)layout->kv_offsets[segment + 1] - layout->kv_offsets[segment];
+    if (lq == 0)
+        return 0;
+    mst_attn_tile tile = p->device->backend->attn_tile(p->device, p->shape, lq, lk);
+    return mst_ceil_div(lq, mst_max_i64(tile.rows, 1)) *
+           mst_ceil_div(p->shape->num_kv_heads, mst_max_i64(tile.heads, 1));
+}
+
 /* Puts the items of [segment's] tiles at their classes' next places; items NULL: only counts. */
 static void cut_segment(const planner *p, int64_t segment, int64_t *next, mst_attn_item *items)
 {
@@ -105,8 +118,8 @@ static void cut_layout(const planner *p, int64_t *next, mst_attn_item *items)
         cut_segment(p, segment, next, items);
 }
 
-/* Counts of the classes become their first places; returns the sum. */
-static int64_t starts_of(int64_t *classes)
+/* Counts of the classes become their first places. */
+static void starts_of(int64_t *classes)
 {
     int64_t sum = 0;
     for (int32_t i = 0; i < MST_ATTN_COST_CLASSES; i++) {
@@ -114,7 +127,6 @@ static int64_t starts_of(int64_t *classes)
         classes[i] = sum;
         sum += count;
     }
-    return sum;
 }
 
 /* Cuts a block for so many offsets a side and items; with a counting arena, finds its size. */
@@ -226,8 +238,11 @@ mstar_status mst_attn_plan_make(mst_attn_plan *plan, const mstar_device *device,
     planner p = {device, &config->shape, layout, causal};
     bool one_side = config->kind == MST_ATTN_SELF;
 
-    cut_layout(&p, classes, NULL);
-    int64_t num_items = starts_of(classes);
+    /* counted without a walk over the items, so that a layout too large for memory is refused at
+       once */
+    int64_t num_items = 0;
+    for (int64_t segment = 0; segment < layout->num_segments; segment++)
+        num_items += count_segment(&p, segment);
     if (config->graph) {
         if (num_items > plan->items_capacity)
             return mst_fail(MSTAR_INTERNAL,
@@ -241,6 +256,8 @@ mstar_status mst_attn_plan_make(mst_attn_plan *plan, const mstar_device *device,
     }
 
     /* nothing fails from here on */
+    cut_layout(&p, classes, NULL);
+    starts_of(classes);
     cut_layout(&p, classes, plan->items);
     copy_offsets(plan->q_offsets, layout->q_offsets, layout->num_segments,
                  config->max_num_segments);

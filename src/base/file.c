@@ -25,7 +25,8 @@ static mstar_status fail_errno(const char *path, const char *verb, int error)
 mstar_status mst_file_map(const char *path, mst_file *file)
 {
     *file = (mst_file){NULL, 0, NULL};
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    /* O_NONBLOCK: a FIFO in the file's place is refused below, not waited for */
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0)
         return fail_errno(path, "open", errno);
     mstar_status status = MSTAR_OK;

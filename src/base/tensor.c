@@ -73,7 +73,11 @@ mstar_status mstar_tensor_split_dim(const mstar_tensor *tensor, int32_t dim, int
     result.shape[dim] = outer;
     result.shape[dim + 1] = inner;
     result.strides[dim + 1] = tensor->strides[dim];
-    result.strides[dim] = tensor->strides[dim] * mst_max_i64(inner, 1);
+    /* of an empty dimension neither the stride nor one of the two sizes is bounded by memory */
+    if (__builtin_mul_overflow(tensor->strides[dim], mst_max_i64(inner, 1), &result.strides[dim]))
+        return mst_fail(MSTAR_INVALID_ARGUMENT,
+                        "inner %lld times strides[%d] = %lld passes the address space",
+                        (long long)inner, dim, (long long)tensor->strides[dim]);
     *view = result;
     return MSTAR_OK;
 }
@@ -140,7 +144,9 @@ mstar_status mst_tensor_check_compute(const char *name, const mstar_tensor *tens
     if (!mst_dtype_is_compute(tensor->dtype))
         return mst_fail(MSTAR_INVALID_ARGUMENT, "%s.dtype is %s; it must be f32, bf16 or f16", name,
                         mstar_dtype_name(tensor->dtype));
-    if (rank > 0 && tensor->shape[rank - 1] > 1 && tensor->strides[rank - 1] != 1)
+    /* the strides of an empty tensor say nothing, and NumPy writes zeros */
+    if (rank > 0 && tensor->shape[rank - 1] > 1 && tensor->strides[rank - 1] != 1 &&
+        !is_empty(tensor))
         return mst_fail(MSTAR_INVALID_ARGUMENT,
                         "%s.strides[%d] is %lld; the last dimension must be contiguous (1)", name,
                         rank - 1, (long long)tensor->strides[rank - 1]);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "model/encoder.h"
+#include "model/tokenizer.h"
 
 #define DEFAULT_BATCH_TOKENS 1024
 #define MAX_BATCH_TOKENS (1 << 24)
@@ -58,6 +59,25 @@ static mstar_status count_tokens(const mstar_tokenizer *tokenizer, const char *t
     return status;
 }
 
+/* Special tokens and type ids come from a list of their own in tokenizer.json. */
+static mstar_status check_template(const mstar_encoder *encoder)
+{
+    const mst_folder *folder = &encoder->folder;
+    int32_t max_id, max_type;
+    mst_template_limits(&encoder->tokenizer->single, &max_id, &max_type);
+    if (max_id >= folder->config.vocab_size)
+        return mst_fail(
+            MSTAR_BAD_DATA,
+            "%s: the tokenizer adds a special token of id %d; vocab_size of config.json "
+            "is %d",
+            folder->transformer, max_id, folder->config.vocab_size);
+    if (max_type >= folder->config.type_vocab_size)
+        return mst_fail(MSTAR_BAD_DATA,
+                        "%s: the tokenizer gives type id %d; type_vocab_size of config.json is %d",
+                        folder->transformer, max_type, folder->config.type_vocab_size);
+    return MSTAR_OK;
+}
+
 static mstar_status load_tokenizer(const mstar_encoder_desc *desc, mstar_encoder *encoder)
 {
     const mst_folder *folder = &encoder->folder;
@@ -69,6 +89,7 @@ static mstar_status load_tokenizer(const mstar_encoder_desc *desc, mstar_encoder
         return mst_fail(MSTAR_BAD_DATA,
                         "%s: the tokenizer has ids up to %lld; vocab_size of config.json is %d",
                         folder->transformer, (long long)(vocab - 1), folder->config.vocab_size);
+    MST_TRY(check_template(encoder));
     MST_TRY(count_tokens(encoder->tokenizer, "", &count, &last_special));
     if (folder->max_tokens < count)
         return mst_fail(desc->max_tokens != -1 ? MSTAR_INVALID_ARGUMENT : MSTAR_BAD_DATA,
@@ -98,10 +119,29 @@ static mstar_status choose_batch_tokens(const mstar_encoder_desc *desc, mstar_en
     return MSTAR_OK;
 }
 
+/*
+ * A workspace has a piece a thread, and every thread has a worker: with a workspace each, memory
+ * would grow with the square of the threads. Workers are serial and touch the first piece of theirs
+ * only, so their workspaces overlap from the second on; the first worker's, which all threads use
+ * when a batch is shared by rows, never runs at the same time as the others.
+ */
+static mstar_status take_workspaces(mstar_encoder *encoder, mstar_dtype dtype, size_t *piece,
+                                    size_t *whole)
+{
+    size_t threads = (size_t)encoder->device->num_threads;
+    mstar_ragged_prefill_desc desc;
+    mst_worker_attention(&encoder->folder, dtype, &desc);
+    MST_TRY(mstar_ragged_prefill_workspace_query(encoder->device, &desc, whole));
+    *piece = *whole / threads;
+    encoder->workspaces_bytes = *whole + (threads - 1) * *piece;
+    return mst_alloc(encoder->workspaces_bytes, "attention workspaces", &encoder->workspaces);
+}
+
 static mstar_status open_workers(const mstar_encoder_desc *desc, mstar_encoder *encoder)
 {
     void *memory;
     mstar_dtype dtype;
+    size_t piece, whole;
     MST_TRY(mst_weights_x_dtype(&encoder->weights, &dtype));
     MST_TRY(
         mst_alloc_array(encoder->folder.max_tokens + 1, sizeof(int64_t), "length counts", &memory));
@@ -109,8 +149,10 @@ static mstar_status open_workers(const mstar_encoder_desc *desc, mstar_encoder *
     MST_TRY(mst_alloc_array(encoder->device->num_threads, sizeof *encoder->workers, "workers",
                             &memory));
     encoder->workers = memory;
+    MST_TRY(take_workspaces(encoder, dtype, &piece, &whole));
     for (int32_t i = 0; i < encoder->device->num_threads; i++) {
         MST_TRY(mst_worker_open(encoder->device, &encoder->folder, dtype, encoder->max_batch_tokens,
+                                (unsigned char *)encoder->workspaces + (size_t)i * piece, whole,
                                 &encoder->workers[i]));
         encoder->workers[i].timing = desc->timing != 0;
         encoder->num_workers++;
@@ -167,6 +209,7 @@ void mstar_encoder_release(mstar_encoder *encoder)
     mstar_tokenizer_release(encoder->tokenizer);
     mst_folder_release(&encoder->folder);
     mst_free(encoder->workers);
+    mst_free(encoder->workspaces);
     mst_free(encoder->counts);
     mst_free(encoder->segments);
     mst_free(encoder->lengths);
@@ -220,6 +263,7 @@ mstar_status mstar_encoder_query(const mstar_encoder *encoder, mstar_encoder_inf
     full.parameters = encoder->weights.parameters;
     full.weight_bytes = encoder->weights.bytes;
     full.num_workers = encoder->num_workers;
+    full.arena_bytes = encoder->workspaces_bytes;
     for (int32_t i = 0; i < encoder->num_workers; i++) {
         size_t bytes;
         MST_TRY(mst_worker_bytes(&encoder->workers[i], &bytes));

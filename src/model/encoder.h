@@ -208,10 +208,14 @@ typedef struct mst_worker {
     char error[1024];
 } mst_worker;
 
+/* What a worker's attention is; its workspace comes from whoever opens the worker. */
+void mst_worker_attention(const mst_folder *folder, mstar_dtype dtype,
+                          mstar_ragged_prefill_desc *desc);
 mstar_status mst_worker_open(mstar_device *device, const mst_folder *folder, mstar_dtype dtype,
-                             int64_t max_batch_tokens, mst_worker *worker);
+                             int64_t max_batch_tokens, void *workspace, size_t workspace_bytes,
+                             mst_worker *worker);
 void mst_worker_close(mst_worker *worker);
-/* Arena, attention workspace and plan as they are now. */
+/* Arena and plan as they are now. */
 mstar_status mst_worker_bytes(const mst_worker *worker, size_t *bytes);
 
 /* stages.c: now, and adding the time since `start` to a stage; both 0 and nothing without timing.
@@ -298,6 +302,8 @@ struct mstar_encoder {
     int64_t max_batch_tokens;
     mst_worker *workers;
     int32_t num_workers;
+    void *workspaces; /* of the workers' attention, overlapping */
+    size_t workspaces_bytes;
     mstar_stream *stream; /* all threads */
     int64_t *counts;      /* folder.max_tokens + 1 */
     /* a call's arrays, kept and grown */

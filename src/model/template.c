@@ -10,6 +10,19 @@ bool mst_template_add(mst_template *template, int32_t kind, int32_t id, int32_t 
     return true;
 }
 
+void mst_template_limits(const mst_template *template, int32_t *max_id, int32_t *max_type)
+{
+    *max_id = 0;
+    *max_type = 0;
+    for (int32_t i = 0; i < template->count; i++) {
+        const mst_template_piece *piece = &template->pieces[i];
+        if (piece->kind == MST_PIECE_TOKEN && piece->id > *max_id)
+            *max_id = piece->id;
+        if (piece->type_id > *max_type)
+            *max_type = piece->type_id;
+    }
+}
+
 void mst_template_bert(mst_template *single, mst_template *pair, int32_t cls, int32_t sep,
                        bool roberta)
 {

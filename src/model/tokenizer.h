@@ -296,6 +296,8 @@ typedef struct mst_template {
 
 /* false when full. */
 bool mst_template_add(mst_template *template, int32_t kind, int32_t id, int32_t type_id);
+/* Largest id that the template adds, and its largest type id. */
+void mst_template_limits(const mst_template *template, int32_t *max_id, int32_t *max_type);
 /*
  * Into empty templates: cls A sep, and cls A sep B sep with type 1 from B on; RoBERTa has type 0
  * throughout and sep twice between the texts.

@@ -30,8 +30,18 @@ static void cut(mst_arena *arena, const mst_folder *folder, int64_t tokens, mst_
     worker->skip = mst_arena_take(arena, tokens, sizeof(int32_t));
 }
 
+void mst_worker_attention(const mst_folder *folder, mstar_dtype dtype,
+                          mstar_ragged_prefill_desc *desc)
+{
+    mstar_ragged_prefill_desc_init(desc);
+    desc->num_qo_heads = folder->config.heads;
+    desc->num_kv_heads = folder->config.heads;
+    desc->head_dim = folder->config.head_dim;
+    desc->q_data_type = dtype;
+}
+
 static mstar_status open_all(mstar_device *device, const mst_folder *folder, int64_t tokens,
-                             mst_worker *worker)
+                             void *workspace, size_t workspace_bytes, mst_worker *worker)
 {
     mst_arena arena;
     mst_arena_count(&arena);
@@ -46,20 +56,19 @@ static mstar_status open_all(mstar_device *device, const mst_folder *folder, int
     cut(&arena, folder, tokens, worker);
     MST_TRY(mstar_stream_create(device, 1, &worker->stream));
     mstar_ragged_prefill_desc desc;
-    mstar_ragged_prefill_desc_init(&desc);
-    desc.num_qo_heads = folder->config.heads;
-    desc.num_kv_heads = folder->config.heads;
-    desc.head_dim = folder->config.head_dim;
-    desc.q_data_type = worker->dtype;
-    return mstar_ragged_prefill_create(device, &desc, NULL, 0, &worker->attention);
+    mst_worker_attention(folder, worker->dtype, &desc);
+    return mstar_ragged_prefill_create(device, &desc, workspace, workspace_bytes,
+                                       &worker->attention);
 }
 
 mstar_status mst_worker_open(mstar_device *device, const mst_folder *folder, mstar_dtype dtype,
-                             int64_t max_batch_tokens, mst_worker *worker)
+                             int64_t max_batch_tokens, void *workspace, size_t workspace_bytes,
+                             mst_worker *worker)
 {
     *worker = (mst_worker){.stream = NULL, .dtype = dtype};
     mstar_tokens_init(&worker->tokens);
-    mstar_status status = open_all(device, folder, max_batch_tokens, worker);
+    mstar_status status =
+        open_all(device, folder, max_batch_tokens, workspace, workspace_bytes, worker);
     if (status != MSTAR_OK)
         mst_worker_close(worker);
     return status;
@@ -81,6 +90,6 @@ mstar_status mst_worker_bytes(const mst_worker *worker, size_t *bytes)
 {
     mstar_ragged_prefill_info info = {.struct_size = sizeof info};
     MST_TRY(mstar_ragged_prefill_query(worker->attention, &info));
-    *bytes = worker->memory_bytes + info.workspace_bytes + info.plan_bytes;
+    *bytes = worker->memory_bytes + info.plan_bytes;
     return MSTAR_OK;
 }

@@ -4,10 +4,7 @@
 static mstar_status check_place(const mstar_device *device, const char *name,
                                 const mstar_tensor *tensor)
 {
-    bool same =
-        tensor->device_kind == device->backend->kind &&
-        (device->backend->kind == MSTAR_DEVICE_CPU || tensor->device_index == device->index);
-    if (!same)
+    if (tensor->device_kind != device->backend->kind || tensor->device_index != device->index)
         return mst_fail(MSTAR_INVALID_ARGUMENT,
                         "%s lives on device kind %d index %d; it must be on %s:%d (kind %d)", name,
                         (int)tensor->device_kind, tensor->device_index, device->backend->name,

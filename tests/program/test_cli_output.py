@@ -88,6 +88,18 @@ class OutputFile(ProgramTest):
         self.assertEqual(self.read(name), self.read("target"))
         self.assert_no_leftovers()
 
+    def test_links_to_nothing_stay(self):
+        os.symlink("nothing", self.path("dangling"))
+        os.symlink("loop2", self.path("loop1"))
+        os.symlink("loop1", self.path("loop2"))
+        for name, word in (("dangling", "symbolic link to nothing"), ("loop1", "levels")):
+            self.fails(CANNOT_CREATE, "tokenize", "-m", self.model, "-o", self.path(name),
+                       stdin="a\n", words=[name, word])
+            self.assertTrue(os.path.islink(self.path(name)))
+        self.fails(CANNOT_CREATE, "tokenize", "-m", self.model, "-o",
+                   self.write("file", "x") + "/y", stdin="a\n", words=["Not a directory"])
+        self.assert_no_leftovers()
+
     def test_devices_and_pipes_are_written_in_place(self):
         self.ok("embed", "-m", self.model, "-o", "/dev/null", stdin="a\n")
         self.assertTrue(stat.S_ISCHR(os.stat("/dev/null").st_mode))
@@ -233,6 +245,23 @@ class Signals(ProgramTest):
         self.assertEqual((code, err), (143, b""))
         self.assertEqual(self.read("out"), b"former")
         self.assert_no_leftovers()
+
+    def test_one_signal_ends_the_wait_for_the_other_end_of_a_fifo(self):
+        os.mkfifo(self.path("lonely"))
+        text = self.write("in.txt", "the cat\n")
+        def waits(child):
+            """Once the signal's handler is there, which /proc tells."""
+            with open(f"/proc/{child.pid}/status", encoding="ascii") as status:
+                caught = next(line for line in status if line.startswith("SigCgt:"))
+            return int(caught.split()[1], 16) & (1 << (signal.SIGINT - 1))
+        for arguments in ([self.path("lonely")], ["-o", self.path("lonely"), text]):
+            child = start("embed", "-m", self.model, *arguments, stdin=subprocess.DEVNULL)
+            while not waits(child):
+                self.assertIsNone(child.poll())
+            child.send_signal(signal.SIGINT)
+            code, err = self.end(child)
+            self.assertEqual(code, 130)
+            self.assertIn(b"stopped by signal 2 after 0 texts", err)
 
     def test_the_second_signal_ends_a_blocked_write(self):
         text = self.write("in.txt", BUSY)

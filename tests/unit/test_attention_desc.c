@@ -170,7 +170,9 @@ static void bad_descs(void **state)
                "reserved");
         REFUSE(sm_scale, (double)INFINITY, INVALID_ARGUMENT, "sm_scale is inf", "finite");
         REFUSE(sm_scale, -(double)INFINITY, INVALID_ARGUMENT, "sm_scale is -inf", "finite");
-        REFUSE(sm_scale, 1e39, INVALID_ARGUMENT, "sm_scale is 1e+39", "finite in f32");
+        REFUSE(sm_scale, 1e39, INVALID_ARGUMENT, "sm_scale is 1e+39", "at most 2^127");
+        REFUSE(sm_scale, -0x1.000002p127, INVALID_ARGUMENT, "sm_scale is -1.70141e+38",
+               "at most 2^127 = 1.70141e+38");
         REFUSE(kv_layout, (mstar_kv_layout)2, INVALID_ARGUMENT, "kv_layout is 2", "from 0 to 1");
         REFUSE(window_left, -2, INVALID_ARGUMENT, "window_left is -2", "from -1");
         REFUSE(window_right, INT64_MIN, INVALID_ARGUMENT, "window_right is -9223372036854775808",

@@ -439,12 +439,53 @@ static void fenced_tensors(void **state)
             }
 }
 
+/* A stream of n threads leaves all pieces of the workspace but the first n as they were, which is
+ * what lets the workspaces of serial runs overlap. */
+static void pieces_past_the_stream(void **state)
+{
+    (void)state;
+    for (int number = 0; number < 6; number++)
+        for (int32_t isa = 0; isa < isas.count; isa++) {
+            attn_problem problem;
+            attn_data data;
+            mstar_ragged_prefill_desc desc;
+            mstar_stream *stream = NULL;
+            attn_wrapper wrapper;
+            size_t bytes = 0;
+            make_batch(number, &problem);
+            attn_data_make(&problem, &data);
+            attn_problem_desc(&problem, &desc);
+            must(attn_workspace_query(isas.device[isa], problem.kind, &desc, &bytes));
+            assert_int_equal(bytes % (2 * 64), 0); /* two threads: two whole pieces */
+            unsigned char *workspace = aligned_alloc(64, bytes);
+            assert_non_null(workspace);
+            memset(workspace, 0x5a, bytes);
+            must(mstar_stream_create(isas.device[isa], 1, &stream));
+            must(attn_create(isas.device[isa], problem.kind, &desc, workspace, bytes, &wrapper));
+            must(attn_plan(&wrapper, stream, problem.q_offsets, problem.num_segments,
+                           problem.kv_offsets, problem.num_segments, problem.causal));
+            must(attn_run(&wrapper, stream, &data.q.tensor, &data.k.tensor, &data.v.tensor,
+                          &data.out.tensor, data.lse_tensor));
+            size_t used = 0;
+            for (size_t i = 0; i < bytes / 2; i++)
+                used += workspace[i] != 0x5a;
+            assert_true(used > 0);
+            for (size_t i = bytes / 2; i < bytes; i++)
+                assert_int_equal(workspace[i], 0x5a);
+            attn_destroy(&wrapper);
+            mstar_stream_destroy(stream);
+            free(workspace);
+            attn_data_free(&data);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_past_the_plan),         cmocka_unit_test(other_segments),
         cmocka_unit_test(masked_keys_of_the_segment), cmocka_unit_test(workspace_ends_and_contents),
         cmocka_unit_test(graph_tail_is_cleared),      cmocka_unit_test(fenced_tensors),
+        cmocka_unit_test(pieces_past_the_stream),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);
 }

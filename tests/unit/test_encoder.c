@@ -73,6 +73,62 @@ static void test_arena_is_told_before_the_first_batch(void **state)
     assert_int_equal(arenas[1] - arenas[0], live[1] - live[0]);
 }
 
+/* Every thread has a worker, and a workspace has a piece a thread: memory must still grow with the
+ * threads, not with their square. */
+static void test_memory_is_linear_in_threads(void **state)
+{
+    encoder_fixture *f = *state;
+    uint64_t live[3];
+    size_t arenas[3];
+    for (int i = 0; i < 3; i++) {
+        mstar_device *device = encoder_device(2 + 4 * i);
+        mstar_memory_info before = {.struct_size = sizeof before};
+        mstar_memory_info after = {.struct_size = sizeof after};
+        FOLDER_OK(mstar_memory_query(&before));
+        mstar_encoder *encoder = encoder_load(device, f->folder, NULL);
+        FOLDER_OK(mstar_memory_query(&after));
+        live[i] = after.live_bytes - before.live_bytes;
+        arenas[i] = encoder_query(encoder).arena_bytes;
+        mstar_encoder_release(encoder);
+        FOLDER_OK(mstar_device_close(device));
+    }
+    assert_true(live[1] > live[0]);
+    assert_int_equal(live[2] - live[1], live[1] - live[0]);
+    assert_int_equal(arenas[2] - arenas[1], arenas[1] - arenas[0]);
+}
+
+/* tokenizer.json has lists of its own for special ids and type ids. */
+static void test_ids_that_the_model_lacks(void **state)
+{
+    encoder_fixture *f = *state;
+    static const struct {
+        const char *id, *type, *piece;
+    } bad[] = {{"60", "0", "special token of id 60; vocab_size of config.json is 60"},
+               {"1", "2", "type id 2; type_vocab_size of config.json is 2"},
+               {"1", "2147483647", "type id 2147483647; type_vocab_size"}};
+    const char *form =
+        "{\"added_tokens\":[],\"normalizer\":null,\"pre_tokenizer\":{\"type\":"
+        "\"BertPreTokenizer\"},\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":"
+        "[{\"SpecialToken\":{\"id\":\"[CLS]\",\"type_id\":0}},{\"Sequence\":{\"id\":\"A\","
+        "\"type_id\":%s}}],\"pair\":[{\"Sequence\":{\"id\":\"A\",\"type_id\":0}},"
+        "{\"Sequence\":{\"id\":\"B\",\"type_id\":0}}],\"special_tokens\":{\"[CLS]\":{\"id\":"
+        "\"[CLS]\",\"ids\":[%s],\"tokens\":[\"[CLS]\"]}}},\"model\":{\"type\":\"WordPiece\","
+        "\"unk_token\":\"[UNK]\",\"continuing_subword_prefix\":\"##\","
+        "\"max_input_chars_per_word\":100,\"vocab\":{\"[UNK]\":0,\"[CLS]\":1,\"a\":2}}}";
+    char text[1024];
+    mstar_encoder *encoder = NULL;
+    (void)snprintf(text, sizeof text, form, "1", "59");
+    folder_text(f->folder, "tokenizer.json", text);
+    mstar_encoder_release(encoder_load(f->device, f->folder, NULL));
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        (void)snprintf(text, sizeof text, form, bad[i].type, bad[i].id);
+        folder_text(f->folder, "tokenizer.json", text);
+        FOLDER_FAILS(mstar_encoder_load(f->device, f->folder, NULL, &encoder), MSTAR_BAD_DATA,
+                     bad[i].piece);
+    }
+    assert_null(encoder);
+}
+
 static void test_bad_arguments(void **state)
 {
     encoder_fixture *f = *state;
@@ -257,6 +313,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         ENCODER_TEST(test_info),
         ENCODER_TEST(test_arena_is_told_before_the_first_batch),
+        ENCODER_TEST(test_memory_is_linear_in_threads),
+        ENCODER_TEST(test_ids_that_the_model_lacks),
         ENCODER_TEST(test_bad_arguments),
         ENCODER_TEST(test_damaged_weights),
         ENCODER_TEST(test_failed_allocations),

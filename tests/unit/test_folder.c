@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "model/encoder.h"
 
@@ -293,12 +294,32 @@ static void test_cut_configs(void **state)
     }
 }
 
+/* A FIFO without a writer would be waited for without end; a folder is no file either. */
+static void test_no_regular_file(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        ROOT,   "modules.json", POOLING, "tokenizer_config.json", "sentence_bert_config.json",
+        PROMPTS};
+    for (size_t i = 0; i < 2 * (sizeof names / sizeof names[0]); i++) {
+        const char *name = names[i / 2];
+        char *folder = folder_tiny();
+        folder_text(folder, name, "");
+        folder_delete(folder, name);
+        const char *path = folder_path(folder, name);
+        assert_int_equal(i % 2 == 0 ? mkfifo(path, 0600) : mkdir(path, 0700), 0);
+        folder_refuse(folder, MSTAR_IO_FAILED, "not a regular file");
+        folder_remove(folder);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_config),     cmocka_unit_test(test_config_values),
-        cmocka_unit_test(test_max_tokens), cmocka_unit_test(test_bad_limits),
-        cmocka_unit_test(test_prompts),    cmocka_unit_test(test_cut_configs),
+        cmocka_unit_test(test_config),          cmocka_unit_test(test_config_values),
+        cmocka_unit_test(test_max_tokens),      cmocka_unit_test(test_bad_limits),
+        cmocka_unit_test(test_prompts),         cmocka_unit_test(test_cut_configs),
+        cmocka_unit_test(test_no_regular_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -158,6 +158,9 @@ static void tensors_are_checked(void **state)
             t.device_kind = MSTAR_DEVICE_CUDA;
             WRONG(" lives on device kind 2 index 0; it must be on cpu:0");
             t = side == 0 ? x : out;
+            t.device_index = 1; /* as the wrappers have it */
+            WRONG(" lives on device kind 1 index 1; it must be on cpu:0");
+            t = side == 0 ? x : out;
             t.shape[0] = (int64_t)INT32_MAX + 1;
             t.strides[0] = 0;
             WRONG(".shape[0] is 2147483648; it must be at most 2147483647");

@@ -488,6 +488,36 @@ static void reserving_can_fail(void **state)
     assert_memory_equal(&plan, &none, sizeof plan);
 }
 
+static int fail_over_a_tebibyte(void *context, uint64_t number, size_t bytes)
+{
+    (void)context;
+    (void)number;
+    return bytes > (size_t)1 << 40;
+}
+
+/* 2^31 rows of 4096 heads by tiles of 4 rows: 2^41 items. Walking them takes hours, and the memory
+ * that they need is not there: it must be asked for first. */
+static void memory_is_asked_for_before_the_walk(void **state)
+{
+    static const int32_t offsets[] = {0, 7, INT32_MAX};
+    fake_device fake;
+    mst_attn_config config = make_config(MST_ATTN_SELF, false, 4096, 1);
+    mst_attn_plan plan = {0};
+    mst_attn_layout small = {offsets, offsets, 1, 7, 7};
+    mst_attn_layout layout = {offsets, offsets, 2, INT32_MAX, INT32_MAX};
+    (void)state;
+    fake_device_init(&fake);
+    assert_int_equal(mst_attn_plan_make(&plan, &fake.device, &config, &small, false), MSTAR_OK);
+    assert_int_equal(plan.num_items, 2 * 4096);
+    mst_attn_plan before = plan;
+    mstar_set_alloc_fault(fail_over_a_tebibyte, NULL);
+    mstar_status status = mst_attn_plan_make(&plan, &fake.device, &config, &layout, true);
+    mstar_set_alloc_fault(NULL, NULL);
+    assert_int_equal(status, MSTAR_OUT_OF_MEMORY);
+    assert_memory_equal(&plan, &before, sizeof plan);
+    mst_attn_plan_free(&plan);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -502,6 +532,7 @@ int main(void)
         cmocka_unit_test(a_backend_finer_than_its_word_is_caught),
         cmocka_unit_test(own_vectors_may_be_planned_from),
         cmocka_unit_test(reserving_can_fail),
+        cmocka_unit_test(memory_is_asked_for_before_the_walk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -96,6 +96,14 @@ static void splits(void **state)
     t = make(2, 0, 24, 0);
     CHECK_OK(mstar_tensor_split_dim(&t, 0, 0, 5, &view));
     CHECK_OK(mstar_tensor_split_dim(&t, 0, 5, 0, &view));
+    /* a size beside a zero may be anything, and so may the stride of an empty dimension */
+    CHECK_OK(mstar_tensor_split_dim(&t, 0, INT64_MAX, 0, &view));
+    mstar_tensor before = view;
+    CHECK_INVALID(mstar_tensor_split_dim(&t, 0, 0, INT64_MAX, &view),
+                  "inner 9223372036854775807 times strides[0] = 24 passes the address space");
+    t.strides[0] = INT64_MAX;
+    CHECK_INVALID(mstar_tensor_split_dim(&t, 0, 0, 2, &view), "passes the address space");
+    assert_memory_equal(&view, &before, sizeof view);
     const int64_t ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
     t = mstar_tensor_make(memory, MSTAR_DTYPE_F32, 8, ones);
     CHECK_INVALID(mstar_tensor_split_dim(&t, 0, 1, 1, &view), "rank 8");
@@ -135,6 +143,12 @@ static void checks(void **state)
     CHECK_OK(mst_tensor_check_compute("w", &t, 2));
     t.strides[1] = 2;
     CHECK_INVALID(mst_tensor_check_compute("w", &t, 2), "w.strides[1] is 2");
+    t.shape[0] = 0; /* strides of an empty tensor are without effect; NumPy's are 0 */
+    CHECK_OK(mst_tensor_check_compute("w", &t, 2));
+    t.strides[1] = 0;
+    CHECK_OK(mst_tensor_check_compute("w", &t, 2));
+    t.shape[0] = 4;
+    CHECK_INVALID(mst_tensor_check_compute("w", &t, 2), "w.strides[1] is 0");
     t.shape[1] = 1; /* the stride of one element is without effect */
     CHECK_OK(mst_tensor_check_compute("w", &t, 2));
     t = make(2, 4, 5, 0);

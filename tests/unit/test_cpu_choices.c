@@ -269,7 +269,7 @@ static void check_tile(const char *isa, const mstar_device *device, const mst_at
     fits = fits && tiles == mst_ceil_div(lq, most);
     fits = fits && (tile.rows == 1 || mst_ceil_div(lq, tile.rows - 1) > tiles);
     /* several heads only while an item stays small */
-    fits = fits && (tile.heads == 1 || tile.heads * tile.rows * mst_min_i64(lk, 4096) <= 8192);
+    fits = fits && (tile.heads == 1 || tile.heads * tile.rows * mst_min_i64(lk, 4096) <= 49152);
     /* what a work list at its ceilings is sized by */
     fits = fits && tiles <= mst_ceil_div(lq, worst.rows);
     fits = fits && mst_ceil_div(shape->num_kv_heads, tile.heads) <=

@@ -105,7 +105,8 @@ MSTAR_API void mstar_encoder_desc_init(mstar_encoder_desc *desc);
 /*
  * Loads a folder onto a device. Fails before anything is allocated on the device when the folder is
  * incomplete or says something we cannot honour. The device must outlive the encoder. Strings of
- * desc are copied.
+ * desc are copied. The weights' files stay mapped until release: put a new version beside the old
+ * one and rename it, since a file that is cut short under a mapping ends the process (SIGBUS).
  */
 MSTAR_API mstar_status mstar_encoder_load(mstar_device *device, const char *folder,
                                           const mstar_encoder_desc *desc, mstar_encoder **encoder);
@@ -125,7 +126,8 @@ typedef struct mstar_encoder_info {
     int64_t max_batch_tokens;
     uint64_t parameters;
     size_t weight_bytes; /* packed panels, tables, norms */
-    size_t arena_bytes;  /* activations and plans of all workers */
+    size_t arena_bytes;  /* activations, attention workspaces and plans of all workers, as
+                            they are now: plans grow with the first batches */
     int32_t num_workers;
     int32_t reserved2;
     char model_type[32];
@@ -199,7 +201,8 @@ MSTAR_API mstar_status mstar_encoder_embed_ids(mstar_encoder *encoder, const int
                                                int64_t num_segments, const int32_t *skip,
                                                float *vectors, int64_t row_stride);
 
-/* Last hidden states instead of vectors: out [T, hidden] f32, contiguous rows. */
+/* Last hidden states instead of vectors: out [T, hidden] f32, one row a token in the order of ids,
+ * row_stride elements apart (>= hidden). */
 MSTAR_API mstar_status mstar_encoder_hidden(mstar_encoder *encoder, const int32_t *ids,
                                             const int32_t *type_ids, const int32_t *cu_seqlens,
                                             int64_t num_segments, float *out, int64_t row_stride);

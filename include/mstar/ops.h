@@ -6,7 +6,8 @@
  * 2-D [T, M] unless said otherwise, f32, bf16 or f16, last dimension contiguous, rows strided as
  * they like; out may be the same tensor as x or as residual where "in place" is said, and must not
  * overlap them otherwise. Arithmetic is f32; a result is rounded once to out's dtype.
- * Work is ordered by the stream. Nothing here allocates except the _create functions.
+ * Work is ordered by the stream, which is never NULL here. Nothing allocates except the _create
+ * functions.
  */
 #ifndef MSTAR_OPS_H
 #define MSTAR_OPS_H

@@ -273,6 +273,7 @@ class LlamaCpp:
             return self.numpy.array(self.models[0].embed(texts, normalize=True), self.numpy.float32)
         places = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         shares = [places[i::len(self.models)] for i in range(len(self.models))]
+        shares = [share for share in shares if share]  # it refuses an empty batch
         out = None
         for share, rows in zip(shares, self.pool.map(
                 lambda m, s: m.embed([texts[i] for i in s], normalize=True), self.models, shares)):

@@ -93,8 +93,9 @@ typedef struct mstar_encoder_desc {
     int64_t max_tokens; /* -1 as the folder says; else from the special tokens to the positions,
                            also above the folder's own limit */
     mstar_truncate truncate;  /* default END */
-    int32_t max_batch_tokens; /* -1: chosen by size; tokens of one forward pass, which bounds the
-                                 arena */
+    int32_t max_batch_tokens; /* tokens of one forward, which bounds the arena; -1: 1024 where all
+                                 threads share it, 256 where a thread has it to itself, and no less
+                                 than max_tokens */
     const char *
         prompt_name; /* a prompt of config_sentence_transformers.json; NULL: its default, "" none */
     int32_t timing;  /* 1: keep the times that mstar_encoder_query_times tells; default 0 */

@@ -103,8 +103,9 @@ static void product_task(void *context, int32_t index)
 {
     const product_job *job = context;
     int64_t row_begin, row_end, panel_begin, panel_end;
-    mst_cut(job->rows, job->kernels->linear_tile, job->grid.row_parts,
-            index / job->grid.panel_parts, &row_begin, &row_end);
+    /* by single rows: the last tiles of a part are evened out, which costs less than unequal parts
+     */
+    mst_cut(job->rows, 1, job->grid.row_parts, index / job->grid.panel_parts, &row_begin, &row_end);
     mst_cut(job->panels, 1, job->grid.panel_parts, index % job->grid.panel_parts, &panel_begin,
             &panel_end);
     for (int64_t row = row_begin; row < row_end; row += job->row_block)

@@ -134,9 +134,11 @@ static mstar_status run_call(embedding_call *call, int64_t num_segments)
         mst_batch_order(encoder->lengths, num_segments, (int32_t)encoder->folder.max_tokens,
                         encoder->counts, encoder->order);
     mst_batch_mode mode = mst_batch_choose(filled, tokens, encoder->num_workers);
-    int64_t parts = mst_batch_parts(tokens, encoder->max_batch_tokens, mode, encoder->num_workers);
+    int64_t limit =
+        mode == MST_BATCH_SEGMENTS ? encoder->worker_batch_tokens : encoder->max_batch_tokens;
+    int64_t parts = mst_batch_parts(tokens, limit, mode, encoder->num_workers);
     call->num_batches = mst_batch_cut(encoder->lengths, encoder->order, filled, tokens, parts,
-                                      encoder->max_batch_tokens, encoder->ends);
+                                      limit, encoder->ends);
     MST_TRY(mode == MST_BATCH_SEGMENTS ? run_by_segments(call) : run_by_rows(call));
     for (int64_t i = 0; i < num_segments && !call->hidden; i++) {
         if (encoder->lengths[i] == 0)

@@ -10,7 +10,10 @@
 #include "model/encoder.h"
 #include "model/tokenizer.h"
 
+/* Of one forward that all threads share; and of one that a worker has to itself, whose activations
+ * then stay near its core: 256 tokens were 3 % faster than 1024 on two cores of 1 MiB. */
 #define DEFAULT_BATCH_TOKENS 1024
+#define DEFAULT_WORKER_TOKENS 256
 #define MAX_BATCH_TOKENS (1 << 24)
 
 void mstar_encoder_desc_init(mstar_encoder_desc *desc)
@@ -111,11 +114,15 @@ static mstar_status load_tokenizer(const mstar_encoder_desc *desc, mstar_encoder
 static mstar_status choose_batch_tokens(const mstar_encoder_desc *desc, mstar_encoder *encoder)
 {
     encoder->max_batch_tokens = mst_max_i64(DEFAULT_BATCH_TOKENS, encoder->folder.max_tokens);
+    encoder->worker_batch_tokens = mst_max_i64(DEFAULT_WORKER_TOKENS, encoder->folder.max_tokens);
+    if (encoder->device->num_threads == 1)
+        encoder->max_batch_tokens = encoder->worker_batch_tokens;
     if (desc->max_batch_tokens == -1)
         return MSTAR_OK;
     MST_TRY(mst_check_range("desc.max_batch_tokens", desc->max_batch_tokens,
                             encoder->folder.max_tokens, MAX_BATCH_TOKENS));
     encoder->max_batch_tokens = desc->max_batch_tokens;
+    encoder->worker_batch_tokens = desc->max_batch_tokens;
     return MSTAR_OK;
 }
 
@@ -151,7 +158,9 @@ static mstar_status open_workers(const mstar_encoder_desc *desc, mstar_encoder *
     encoder->workers = memory;
     MST_TRY(take_workspaces(encoder, dtype, &piece, &whole));
     for (int32_t i = 0; i < encoder->device->num_threads; i++) {
-        MST_TRY(mst_worker_open(encoder->device, &encoder->folder, dtype, encoder->max_batch_tokens,
+        /* the first worker's memory also serves the forwards that all threads share */
+        int64_t tokens = i == 0 ? encoder->max_batch_tokens : encoder->worker_batch_tokens;
+        MST_TRY(mst_worker_open(encoder->device, &encoder->folder, dtype, tokens,
                                 (unsigned char *)encoder->workspaces + (size_t)i * piece, whole,
                                 &encoder->workers[i]));
         encoder->workers[i].timing = desc->timing != 0;

@@ -299,7 +299,8 @@ struct mstar_encoder {
     mstar_tokenize_desc tokenize;
     int32_t prompt_tokens; /* of [CLS] and prompt, when they stay out of pooling; else 0 */
     mst_weights weights;
-    int64_t max_batch_tokens;
+    int64_t max_batch_tokens;    /* of a forward that all threads share */
+    int64_t worker_batch_tokens; /* of one that a worker has to itself; at most the above */
     mst_worker *workers;
     int32_t num_workers;
     void *workspaces; /* of the workers' attention, overlapping */

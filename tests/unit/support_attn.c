@@ -534,3 +534,37 @@ void attn_problem_run(const attn_problem *problem, mstar_device *device, mstar_s
         fail_msg("%s: %s", attn_problem_text(problem), mstar_last_error());
     attn_destroy(&wrapper);
 }
+
+/* ---- calls that must succeed or be refused --------------------------------------------------- */
+
+void attn_must(mstar_status status)
+{
+    if (status != MSTAR_OK)
+        fail_msg("%s", mstar_last_error());
+}
+
+void attn_refused(mstar_status got, mstar_status want, const char *a, const char *b)
+{
+    if (got != want)
+        fail_msg("status %s instead of %s (%s; %s): %s", mstar_status_name(got),
+                 mstar_status_name(want), a, b, mstar_last_error());
+    if (strstr(mstar_last_error(), a) == NULL || strstr(mstar_last_error(), b) == NULL)
+        fail_msg("\"%s\" lacks \"%s\" or \"%s\"", mstar_last_error(), a, b);
+}
+
+void attn_small_desc(mstar_ragged_prefill_desc *desc)
+{
+    mstar_ragged_prefill_desc_init(desc);
+    desc->num_qo_heads = 4;
+    desc->num_kv_heads = 2;
+    desc->head_dim = 16;
+    desc->q_data_type = MSTAR_DTYPE_F32;
+}
+
+void attn_graph_desc(mstar_ragged_prefill_desc *desc)
+{
+    attn_small_desc(desc);
+    desc->accelerator_graph = 1;
+    desc->max_num_segments = 4;
+    desc->max_total_tokens = 30;
+}

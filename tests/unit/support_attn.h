@@ -150,4 +150,15 @@ bool attn_reference_check(const attn_problem *problem, const attn_data *data,
 void attn_problem_run(const attn_problem *problem, mstar_device *device, mstar_stream *stream,
                       const attn_data *data);
 
+/* ---- calls that must succeed or be refused --------------------------------------------------- */
+
+/* Fails the test with the library's text unless the status is OK. */
+void attn_must(mstar_status status);
+/* A refusal: this status, and a text with both parts. */
+void attn_refused(mstar_status got, mstar_status want, const char *a, const char *b);
+/* 4 heads over 2 of 16, f32, eager. */
+void attn_small_desc(mstar_ragged_prefill_desc *desc);
+/* The same in graph mode: 4 segments, 30 tokens. */
+void attn_graph_desc(mstar_ragged_prefill_desc *desc);
+
 #endif

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "support_attn.h"
+#include "support_check.h"
 
 static mstar_device *device;
 static mstar_device *other_device;
@@ -33,51 +34,11 @@ static int close_devices(void **state)
     return mstar_device_close(device) != MSTAR_OK || mstar_device_close(other_device) != MSTAR_OK;
 }
 
-static void must(mstar_status status)
-{
-    if (status != MSTAR_OK)
-        fail_msg("%s", mstar_last_error());
-}
-
-/* A refusal: this status, and a text with both parts. */
-static void refused(mstar_status got, mstar_status want, const char *a, const char *b)
-{
-    if (got != want)
-        fail_msg("status %s instead of %s (%s; %s): %s", mstar_status_name(got),
-                 mstar_status_name(want), a, b, mstar_last_error());
-    if (strstr(mstar_last_error(), a) == NULL || strstr(mstar_last_error(), b) == NULL)
-        fail_msg("\"%s\" lacks \"%s\" or \"%s\"", mstar_last_error(), a, b);
-}
-
-static uint64_t live_allocations(void)
-{
-    mstar_memory_info info = {.struct_size = sizeof info};
-    must(mstar_memory_query(&info));
-    return info.live_allocations;
-}
-
 static uint64_t total_allocations(void)
 {
     mstar_memory_info info = {.struct_size = sizeof info};
-    must(mstar_memory_query(&info));
+    attn_must(mstar_memory_query(&info));
     return info.total_allocations;
-}
-
-static void small_desc(mstar_ragged_prefill_desc *desc)
-{
-    mstar_ragged_prefill_desc_init(desc);
-    desc->num_qo_heads = 4;
-    desc->num_kv_heads = 2;
-    desc->head_dim = 16;
-    desc->q_data_type = MSTAR_DTYPE_F32;
-}
-
-static void graph_desc(mstar_ragged_prefill_desc *desc)
-{
-    small_desc(desc);
-    desc->accelerator_graph = 1;
-    desc->max_num_segments = 4;
-    desc->max_total_tokens = 30;
 }
 
 /* ---- plan ------------------------------------------------------------------------------------ */
@@ -111,54 +72,55 @@ static void refused_plans_keep_the_former(void **state)
             attn_problem_add(&problem, 6, 2);
             attn_data_make(&problem, &before);
             attn_data_make(&problem, &after);
-            graph_desc(&desc);
+            attn_graph_desc(&desc);
             desc.accelerator_graph = graph;
-            must(attn_create(device, problem.kind, &desc, NULL, 0, &wrapper));
-            must(attn_plan(&wrapper, NULL, good, 2, good_kv, 2, 0));
-            must(attn_run(&wrapper, NULL, &before.q.tensor, &before.k.tensor, &before.v.tensor,
-                          &before.out.tensor, NULL));
-            refused(attn_plan(&wrapper, NULL, late, 2, good_kv, 2, 0), MSTAR_INVALID_ARGUMENT,
-                    q_name, "must be 0");
-            refused(attn_plan(&wrapper, NULL, falling, 2, good_kv, 2, 0), MSTAR_INVALID_ARGUMENT,
-                    "[2] is 10", "before is 11");
-            refused(attn_plan(&wrapper, NULL, NULL, 2, good_kv, 2, 0), MSTAR_INVALID_ARGUMENT,
-                    "cu_seqlens is NULL", "3 offsets");
-            refused(attn_plan(&wrapper, NULL, good, -1, good_kv, -1, 0), MSTAR_INVALID_ARGUMENT,
-                    "num_segments is -1", "from 0");
+            attn_must(attn_create(device, problem.kind, &desc, NULL, 0, &wrapper));
+            attn_must(attn_plan(&wrapper, NULL, good, 2, good_kv, 2, 0));
+            attn_must(attn_run(&wrapper, NULL, &before.q.tensor, &before.k.tensor, &before.v.tensor,
+                               &before.out.tensor, NULL));
+            attn_refused(attn_plan(&wrapper, NULL, late, 2, good_kv, 2, 0), MSTAR_INVALID_ARGUMENT,
+                         q_name, "must be 0");
+            attn_refused(attn_plan(&wrapper, NULL, falling, 2, good_kv, 2, 0),
+                         MSTAR_INVALID_ARGUMENT, "[2] is 10", "before is 11");
+            attn_refused(attn_plan(&wrapper, NULL, NULL, 2, good_kv, 2, 0), MSTAR_INVALID_ARGUMENT,
+                         "cu_seqlens is NULL", "3 offsets");
+            attn_refused(attn_plan(&wrapper, NULL, good, -1, good_kv, -1, 0),
+                         MSTAR_INVALID_ARGUMENT, "num_segments is -1", "from 0");
             if (kind != ATTN_CROSS) {
-                refused(attn_plan(&wrapper, NULL, good, 2, good_kv, 2, 2), MSTAR_INVALID_ARGUMENT,
-                        "causal is 2", "from 0 to 1");
-                refused(attn_plan(&wrapper, NULL, good, 2, good_kv, 2, -1), MSTAR_INVALID_ARGUMENT,
-                        "causal is -1", "from 0 to 1");
+                attn_refused(attn_plan(&wrapper, NULL, good, 2, good_kv, 2, 2),
+                             MSTAR_INVALID_ARGUMENT, "causal is 2", "from 0 to 1");
+                attn_refused(attn_plan(&wrapper, NULL, good, 2, good_kv, 2, -1),
+                             MSTAR_INVALID_ARGUMENT, "causal is -1", "from 0 to 1");
             }
             if (kind != ATTN_SELF) {
-                refused(attn_plan(&wrapper, NULL, good, 2, good_kv, 1, 0), MSTAR_INVALID_ARGUMENT,
-                        "q_num_segments is 2", "kv_num_segments is 1");
-                refused(attn_plan(&wrapper, NULL, good, 2, falling, 2, 0), MSTAR_INVALID_ARGUMENT,
-                        "kv_cu_seqlens[2] is 10", "before is 11");
+                attn_refused(attn_plan(&wrapper, NULL, good, 2, good_kv, 1, 0),
+                             MSTAR_INVALID_ARGUMENT, "q_num_segments is 2", "kv_num_segments is 1");
+                attn_refused(attn_plan(&wrapper, NULL, good, 2, falling, 2, 0),
+                             MSTAR_INVALID_ARGUMENT, "kv_cu_seqlens[2] is 10", "before is 11");
             }
             if (graph) {
-                refused(attn_plan(&wrapper, NULL, over, 2, good_kv, 2, 0), MSTAR_INVALID_ARGUMENT,
-                        "ends at 31", "max_total_tokens is 30");
-                refused(attn_plan(&wrapper, NULL, five, 5, five, 5, 0), MSTAR_INVALID_ARGUMENT,
-                        "num_segments is 5", "max_num_segments is 4");
+                attn_refused(attn_plan(&wrapper, NULL, over, 2, good_kv, 2, 0),
+                             MSTAR_INVALID_ARGUMENT, "ends at 31", "max_total_tokens is 30");
+                attn_refused(attn_plan(&wrapper, NULL, five, 5, five, 5, 0), MSTAR_INVALID_ARGUMENT,
+                             "num_segments is 5", "max_num_segments is 4");
                 if (kind != ATTN_SELF)
-                    refused(attn_plan(&wrapper, NULL, good, 2, over, 2, 0), MSTAR_INVALID_ARGUMENT,
-                            "kv_cu_seqlens ends at 31 key tokens", "max_total_kv_tokens is 30");
+                    attn_refused(attn_plan(&wrapper, NULL, good, 2, over, 2, 0),
+                                 MSTAR_INVALID_ARGUMENT, "kv_cu_seqlens ends at 31 key tokens",
+                                 "max_total_kv_tokens is 30");
             }
-            must(mstar_stream_create(other_device, 1, &foreign));
-            refused(attn_plan(&wrapper, foreign, good, 2, good_kv, 2, 0), MSTAR_INVALID_ARGUMENT,
-                    "stream", "another device");
-            refused(attn_run(&wrapper, foreign, &after.q.tensor, &after.k.tensor, &after.v.tensor,
-                             &after.out.tensor, NULL),
-                    MSTAR_INVALID_ARGUMENT, "stream", "another device");
+            attn_must(mstar_stream_create(other_device, 1, &foreign));
+            attn_refused(attn_plan(&wrapper, foreign, good, 2, good_kv, 2, 0),
+                         MSTAR_INVALID_ARGUMENT, "stream", "another device");
+            attn_refused(attn_run(&wrapper, foreign, &after.q.tensor, &after.k.tensor,
+                                  &after.v.tensor, &after.out.tensor, NULL),
+                         MSTAR_INVALID_ARGUMENT, "stream", "another device");
             mstar_stream_destroy(foreign);
-            must(attn_query(&wrapper, &info));
+            attn_must(attn_query(&wrapper, &info));
             assert_int_equal(info.plans, 1);
             assert_int_equal(info.num_segments, 2);
             assert_int_equal(info.num_tokens, 10);
-            must(attn_run(&wrapper, NULL, &after.q.tensor, &after.k.tensor, &after.v.tensor,
-                          &after.out.tensor, NULL));
+            attn_must(attn_run(&wrapper, NULL, &after.q.tensor, &after.k.tensor, &after.v.tensor,
+                               &after.out.tensor, NULL));
             assert_true(attn_same_bits(&before.out.tensor, 0, &after.out.tensor, 0, 10));
             attn_destroy(&wrapper);
             attn_data_free(&before);
@@ -173,12 +135,12 @@ static void eager_ignores_ceilings(void **state)
     mstar_ragged_prefill_desc desc;
     attn_wrapper wrapper;
     (void)state;
-    small_desc(&desc);
+    attn_small_desc(&desc);
     desc.max_num_segments = 0;
     desc.max_total_tokens = 1;
     desc.max_total_kv_tokens = -9;
-    must(attn_create(device, ATTN_PREFIXED, &desc, NULL, 0, &wrapper));
-    must(attn_plan(&wrapper, NULL, offsets, 5, offsets, 5, 1));
+    attn_must(attn_create(device, ATTN_PREFIXED, &desc, NULL, 0, &wrapper));
+    attn_must(attn_plan(&wrapper, NULL, offsets, 5, offsets, 5, 1));
     attn_destroy(&wrapper);
 }
 
@@ -195,8 +157,8 @@ static void refuse_run(const run_set *good, const run_set *bad, const char *a, c
 {
     unsigned char *out = attn_block_copy(&good->data.out);
     unsigned char *lse = attn_block_copy(&good->data.lse);
-    refused(attn_run(&good->wrapper, NULL, &bad->q, &bad->k, &bad->v, &bad->out, &bad->lse),
-            MSTAR_INVALID_ARGUMENT, a, b);
+    attn_refused(attn_run(&good->wrapper, NULL, &bad->q, &bad->k, &bad->v, &bad->out, &bad->lse),
+                 MSTAR_INVALID_ARGUMENT, a, b);
     assert_memory_equal(out, good->data.out.bytes, good->data.out.num_bytes);
     assert_memory_equal(lse, good->data.lse.bytes, good->data.lse.num_bytes);
     free(out);
@@ -222,13 +184,13 @@ static void bad_tensors(int kind, int hnd, int graph)
     attn_problem_add(&problem, 6, 2);
     int64_t keys = attn_problem_kv_tokens(&problem);
     attn_data_make(&problem, &good.data);
-    graph_desc(&desc);
+    attn_graph_desc(&desc);
     desc.accelerator_graph = graph;
     desc.max_total_kv_tokens = 20;
     desc.kv_layout = problem.kv_layout;
     desc.return_lse = 1;
-    must(attn_create(device, problem.kind, &desc, NULL, 0, &good.wrapper));
-    must(attn_plan(&good.wrapper, NULL, q, 2, kv, 2, 0));
+    attn_must(attn_create(device, problem.kind, &desc, NULL, 0, &good.wrapper));
+    attn_must(attn_plan(&good.wrapper, NULL, q, 2, kv, 2, 0));
     good.q = good.data.q.tensor;
     good.k = good.data.k.tensor;
     good.v = good.data.v.tensor;
@@ -291,10 +253,11 @@ static void bad_tensors(int kind, int hnd, int graph)
         const mstar_tensor *given[5];
         memcpy(given, all, sizeof given);
         given[i] = NULL;
-        refused(attn_run(&good.wrapper, NULL, given[0], given[1], given[2], given[3], given[4]),
-                MSTAR_INVALID_ARGUMENT, names[i], "NULL");
+        attn_refused(
+            attn_run(&good.wrapper, NULL, given[0], given[1], given[2], given[3], given[4]),
+            MSTAR_INVALID_ARGUMENT, names[i], "NULL");
     }
-    must(attn_run(&good.wrapper, NULL, &good.q, &good.k, &good.v, &good.out, &good.lse));
+    attn_must(attn_run(&good.wrapper, NULL, &good.q, &good.k, &good.v, &good.out, &good.lse));
     attn_destroy(&good.wrapper);
     attn_data_free(&good.data);
 }
@@ -317,16 +280,16 @@ static void an_unwanted_lse_is_refused(void **state)
     mstar_ragged_prefill_desc desc;
     attn_wrapper wrapper;
     (void)state;
-    small_desc(&desc);
+    attn_small_desc(&desc);
     mstar_tensor q = mstar_tensor_make(data[0], MSTAR_DTYPE_F32, 3, shapes[0]);
     mstar_tensor kv = mstar_tensor_make(data[1], MSTAR_DTYPE_F32, 3, shapes[1]);
     mstar_tensor out = mstar_tensor_make(data[2], MSTAR_DTYPE_F32, 3, shapes[0]);
     mstar_tensor row = mstar_tensor_make(lse, MSTAR_DTYPE_F32, 2, shapes[2]);
-    must(attn_create(device, ATTN_SELF, &desc, NULL, 0, &wrapper));
-    must(attn_plan(&wrapper, NULL, offsets, 1, NULL, 0, 0));
-    refused(attn_run(&wrapper, NULL, &q, &kv, &kv, &out, &row), MSTAR_INVALID_ARGUMENT,
-            "lse is not NULL", "return_lse is 0");
-    must(attn_run(&wrapper, NULL, &q, &kv, &kv, &out, NULL)); /* k and v may be one tensor */
+    attn_must(attn_create(device, ATTN_SELF, &desc, NULL, 0, &wrapper));
+    attn_must(attn_plan(&wrapper, NULL, offsets, 1, NULL, 0, 0));
+    attn_refused(attn_run(&wrapper, NULL, &q, &kv, &kv, &out, &row), MSTAR_INVALID_ARGUMENT,
+                 "lse is not NULL", "return_lse is 0");
+    attn_must(attn_run(&wrapper, NULL, &q, &kv, &kv, &out, NULL)); /* k and v may be one tensor */
     attn_destroy(&wrapper);
 }
 
@@ -345,19 +308,20 @@ static void run_before_plan(void **state)
     for (int kind = 0; kind < 3; kind++) {
         problem.kind = (attn_kind)kind;
         attn_data_make(&problem, &data);
-        small_desc(&desc);
-        must(attn_create(device, problem.kind, &desc, NULL, 0, &wrapper));
-        refused(attn_run(&wrapper, NULL, &data.q.tensor, &data.k.tensor, &data.v.tensor,
-                         &data.out.tensor, NULL),
-                MSTAR_OUT_OF_ORDER, "run", "before plan");
+        attn_small_desc(&desc);
+        attn_must(attn_create(device, problem.kind, &desc, NULL, 0, &wrapper));
+        attn_refused(attn_run(&wrapper, NULL, &data.q.tensor, &data.k.tensor, &data.v.tensor,
+                              &data.out.tensor, NULL),
+                     MSTAR_OUT_OF_ORDER, "run", "before plan");
         /* a refused plan is no plan */
-        refused(attn_plan(&wrapper, NULL, NULL, 1, NULL, 1, 0), MSTAR_INVALID_ARGUMENT, "NULL", "");
-        refused(attn_run(&wrapper, NULL, &data.q.tensor, &data.k.tensor, &data.v.tensor,
-                         &data.out.tensor, NULL),
-                MSTAR_OUT_OF_ORDER, "run", "before plan");
-        must(attn_plan(&wrapper, NULL, problem.q_offsets, 1, problem.kv_offsets, 1, 0));
-        must(attn_run(&wrapper, NULL, &data.q.tensor, &data.k.tensor, &data.v.tensor,
-                      &data.out.tensor, NULL));
+        attn_refused(attn_plan(&wrapper, NULL, NULL, 1, NULL, 1, 0), MSTAR_INVALID_ARGUMENT, "NULL",
+                     "");
+        attn_refused(attn_run(&wrapper, NULL, &data.q.tensor, &data.k.tensor, &data.v.tensor,
+                              &data.out.tensor, NULL),
+                     MSTAR_OUT_OF_ORDER, "run", "before plan");
+        attn_must(attn_plan(&wrapper, NULL, problem.q_offsets, 1, problem.kv_offsets, 1, 0));
+        attn_must(attn_run(&wrapper, NULL, &data.q.tensor, &data.k.tensor, &data.v.tensor,
+                           &data.out.tensor, NULL));
         attn_destroy(&wrapper);
         attn_data_free(&data);
     }
@@ -376,13 +340,13 @@ static void empty_layouts_run(void **state)
         for (int graph = 0; graph <= 1; graph++) {
             mstar_ragged_prefill_desc desc;
             attn_wrapper wrapper;
-            graph_desc(&desc);
+            attn_graph_desc(&desc);
             desc.accelerator_graph = graph;
-            must(attn_create(device, (attn_kind)kind, &desc, NULL, 0, &wrapper));
-            must(attn_plan(&wrapper, NULL, NULL, 0, NULL, 0, 0));
-            must(attn_run(&wrapper, NULL, &q, &kv, &kv, &q, NULL));
-            must(attn_plan(&wrapper, NULL, zeros, 2, zeros, 2, 0));
-            must(attn_run(&wrapper, NULL, &q, &kv, &kv, &q, NULL));
+            attn_must(attn_create(device, (attn_kind)kind, &desc, NULL, 0, &wrapper));
+            attn_must(attn_plan(&wrapper, NULL, NULL, 0, NULL, 0, 0));
+            attn_must(attn_run(&wrapper, NULL, &q, &kv, &kv, &q, NULL));
+            attn_must(attn_plan(&wrapper, NULL, zeros, 2, zeros, 2, 0));
+            attn_must(attn_run(&wrapper, NULL, &q, &kv, &kv, &q, NULL));
             attn_destroy(&wrapper);
         }
 }
@@ -397,23 +361,23 @@ static void workspaces(void **state)
     size_t bytes = 0;
     char text[64];
     (void)state;
-    small_desc(&desc);
-    must(attn_workspace_query(device, ATTN_SELF, &desc, &bytes));
+    attn_small_desc(&desc);
+    attn_must(attn_workspace_query(device, ATTN_SELF, &desc, &bytes));
     assert_true(bytes > 0);
-    must(mstar_buffer_create(device, bytes + 64, &buffer));
+    attn_must(mstar_buffer_create(device, bytes + 64, &buffer));
     unsigned char *data = mstar_buffer_get_data(buffer);
-    uint64_t live = live_allocations();
+    uint64_t live = check_live_allocations();
     (void)snprintf(text, sizeof text, "needs %zu", bytes);
-    refused(attn_create(device, ATTN_SELF, &desc, data, bytes - 1, &wrapper),
-            MSTAR_INVALID_ARGUMENT, "workspace_bytes is", text);
-    refused(attn_create(device, ATTN_SELF, &desc, data, 0, &wrapper), MSTAR_INVALID_ARGUMENT,
-            "workspace_bytes is 0", text);
-    refused(attn_create(device, ATTN_SELF, &desc, data + 8, bytes, &wrapper),
-            MSTAR_INVALID_ARGUMENT, "workspace is", "aligned to 64");
-    assert_int_equal(live_allocations(), live);
-    must(attn_create(device, ATTN_SELF, &desc, data, bytes, &wrapper));
+    attn_refused(attn_create(device, ATTN_SELF, &desc, data, bytes - 1, &wrapper),
+                 MSTAR_INVALID_ARGUMENT, "workspace_bytes is", text);
+    attn_refused(attn_create(device, ATTN_SELF, &desc, data, 0, &wrapper), MSTAR_INVALID_ARGUMENT,
+                 "workspace_bytes is 0", text);
+    attn_refused(attn_create(device, ATTN_SELF, &desc, data + 8, bytes, &wrapper),
+                 MSTAR_INVALID_ARGUMENT, "workspace is", "aligned to 64");
+    assert_int_equal(check_live_allocations(), live);
+    attn_must(attn_create(device, ATTN_SELF, &desc, data, bytes, &wrapper));
     attn_destroy(&wrapper);
-    must(attn_create(device, ATTN_SELF, &desc, data + 64, bytes, &wrapper));
+    attn_must(attn_create(device, ATTN_SELF, &desc, data + 64, bytes, &wrapper));
     attn_destroy(&wrapper); /* does not free it */
     memset(data, 1, bytes);
     mstar_buffer_destroy(buffer);
@@ -430,19 +394,19 @@ static void tensors_in_the_workspace(void **state)
     size_t bytes = 0;
     void *workspace = NULL;
     (void)state;
-    small_desc(&desc);
-    must(attn_workspace_query(device, ATTN_SELF, &desc, &bytes));
+    attn_small_desc(&desc);
+    attn_must(attn_workspace_query(device, ATTN_SELF, &desc, &bytes));
     assert_true(bytes >= sizeof values[0]);
     assert_int_equal(posix_memalign(&workspace, 64, bytes), 0);
-    must(attn_create(device, ATTN_SELF, &desc, workspace, bytes, &wrapper));
-    must(attn_plan(&wrapper, NULL, offsets, 1, NULL, 0, 0));
+    attn_must(attn_create(device, ATTN_SELF, &desc, workspace, bytes, &wrapper));
+    attn_must(attn_plan(&wrapper, NULL, offsets, 1, NULL, 0, 0));
     mstar_tensor q = mstar_tensor_make(values[0], MSTAR_DTYPE_F32, 3, shapes[0]);
     mstar_tensor kv = mstar_tensor_make(values[1], MSTAR_DTYPE_F32, 3, shapes[1]);
     mstar_tensor inside = mstar_tensor_make(workspace, MSTAR_DTYPE_F32, 3, shapes[0]);
-    refused(attn_run(&wrapper, NULL, &q, &kv, &kv, &inside, NULL), MSTAR_INVALID_ARGUMENT,
-            "out and the workspace overlap", "");
-    refused(attn_run(&wrapper, NULL, &inside, &kv, &kv, &q, NULL), MSTAR_INVALID_ARGUMENT,
-            "q and the workspace overlap", "");
+    attn_refused(attn_run(&wrapper, NULL, &q, &kv, &kv, &inside, NULL), MSTAR_INVALID_ARGUMENT,
+                 "out and the workspace overlap", "");
+    attn_refused(attn_run(&wrapper, NULL, &inside, &kv, &kv, &q, NULL), MSTAR_INVALID_ARGUMENT,
+                 "q and the workspace overlap", "");
     attn_destroy(&wrapper);
     free(workspace);
 }
@@ -482,19 +446,19 @@ static bool sweep_once(attn_kind kind, int graph, fault *f)
     for (int i = 0; i < 40; i++)
         attn_problem_add(&problem, 10, 12);
     attn_data_make(&problem, &data);
-    graph_desc(&desc);
+    attn_graph_desc(&desc);
     desc.accelerator_graph = graph;
     desc.max_num_segments = 40;
     desc.max_total_tokens = 400;
     desc.max_total_kv_tokens = 480;
-    uint64_t live = live_allocations();
+    uint64_t live = check_live_allocations();
     bool good = false;
     mstar_set_alloc_fault(fail_at, f);
     mstar_status status = attn_create(device, kind, &desc, NULL, 0, &wrapper);
     if (status != MSTAR_OK) {
         assert_int_equal(status, MSTAR_OUT_OF_MEMORY);
         assert_null(wrapper.object);
-        assert_int_equal(live_allocations(), live);
+        assert_int_equal(check_live_allocations(), live);
         goto done;
     }
     status = attn_plan(&wrapper, NULL, small, 1, small, 1, 0);
@@ -503,30 +467,30 @@ static bool sweep_once(attn_kind kind, int graph, fault *f)
         assert_int_equal(attn_run(&wrapper, NULL, &data.q.tensor, &data.k.tensor, &data.v.tensor,
                                   &data.out.tensor, NULL),
                          MSTAR_OUT_OF_ORDER);
-        must(attn_plan(&wrapper, NULL, small, 1, small, 1, 0));
+        attn_must(attn_plan(&wrapper, NULL, small, 1, small, 1, 0));
     }
     bool planned = status == MSTAR_OK;
     status = attn_plan(&wrapper, NULL, problem.q_offsets, 40, problem.kv_offsets, 40, 0);
     if (status != MSTAR_OK) {
         mstar_ragged_prefill_info info = {.struct_size = sizeof info};
         assert_int_equal(status, MSTAR_OUT_OF_MEMORY);
-        must(attn_query(&wrapper, &info));
+        attn_must(attn_query(&wrapper, &info));
         assert_int_equal(info.num_tokens, 2); /* the former plan */
-        must(attn_run(&wrapper, NULL, &data.q.tensor, &data.k.tensor, &data.v.tensor,
-                      &data.out.tensor, NULL));
-        must(attn_plan(&wrapper, NULL, problem.q_offsets, 40, problem.kv_offsets, 40, 0));
+        attn_must(attn_run(&wrapper, NULL, &data.q.tensor, &data.k.tensor, &data.v.tensor,
+                           &data.out.tensor, NULL));
+        attn_must(attn_plan(&wrapper, NULL, problem.q_offsets, 40, problem.kv_offsets, 40, 0));
     }
     good = planned && status == MSTAR_OK;
     uint64_t before = total_allocations();
-    must(attn_run(&wrapper, NULL, &data.q.tensor, &data.k.tensor, &data.v.tensor, &data.out.tensor,
-                  NULL));
+    attn_must(attn_run(&wrapper, NULL, &data.q.tensor, &data.k.tensor, &data.v.tensor,
+                       &data.out.tensor, NULL));
     assert_int_equal(total_allocations(), before); /* run allocates nothing */
     if (graph) {
-        must(attn_plan(&wrapper, NULL, small, 1, small, 1, 0));
+        attn_must(attn_plan(&wrapper, NULL, small, 1, small, 1, 0));
         assert_int_equal(total_allocations(), before); /* nor does plan in graph mode */
     }
     attn_destroy(&wrapper);
-    assert_int_equal(live_allocations(), live);
+    assert_int_equal(check_live_allocations(), live);
 done:
     mstar_set_alloc_fault(NULL, NULL);
     attn_data_free(&data);

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "support_attn.h"
+#include "support_check.h"
 
 static mstar_device *device;
 
@@ -28,46 +29,6 @@ static int close_devices(void **state)
     return mstar_device_close(device) != MSTAR_OK;
 }
 
-static void must(mstar_status status)
-{
-    if (status != MSTAR_OK)
-        fail_msg("%s", mstar_last_error());
-}
-
-/* A refusal: this status, and a text with both parts. */
-static void refused(mstar_status got, mstar_status want, const char *a, const char *b)
-{
-    if (got != want)
-        fail_msg("status %s instead of %s (%s; %s): %s", mstar_status_name(got),
-                 mstar_status_name(want), a, b, mstar_last_error());
-    if (strstr(mstar_last_error(), a) == NULL || strstr(mstar_last_error(), b) == NULL)
-        fail_msg("\"%s\" lacks \"%s\" or \"%s\"", mstar_last_error(), a, b);
-}
-
-static uint64_t live_allocations(void)
-{
-    mstar_memory_info info = {.struct_size = sizeof info};
-    must(mstar_memory_query(&info));
-    return info.live_allocations;
-}
-
-static void small_desc(mstar_ragged_prefill_desc *desc)
-{
-    mstar_ragged_prefill_desc_init(desc);
-    desc->num_qo_heads = 4;
-    desc->num_kv_heads = 2;
-    desc->head_dim = 16;
-    desc->q_data_type = MSTAR_DTYPE_F32;
-}
-
-static void graph_desc(mstar_ragged_prefill_desc *desc)
-{
-    small_desc(desc);
-    desc->accelerator_graph = 1;
-    desc->max_num_segments = 4;
-    desc->max_total_tokens = 30;
-}
-
 static void padded_head_dims(void **state)
 {
     static const int32_t vectors[][2] = {
@@ -77,14 +38,16 @@ static void padded_head_dims(void **state)
     int32_t padded = 7;
     (void)state;
     for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
-        must(mstar_padded_head_dim(vectors[i][0], &padded));
+        attn_must(mstar_padded_head_dim(vectors[i][0], &padded));
         assert_int_equal(padded, vectors[i][1]);
     }
     padded = 7;
-    refused(mstar_padded_head_dim(257, &padded), MSTAR_INVALID_ARGUMENT, "head_dim is 257", "256");
-    refused(mstar_padded_head_dim(INT32_MAX, &padded), MSTAR_INVALID_ARGUMENT, "2147483647", "256");
+    attn_refused(mstar_padded_head_dim(257, &padded), MSTAR_INVALID_ARGUMENT, "head_dim is 257",
+                 "256");
+    attn_refused(mstar_padded_head_dim(INT32_MAX, &padded), MSTAR_INVALID_ARGUMENT, "2147483647",
+                 "256");
     assert_int_equal(padded, 7);
-    refused(mstar_padded_head_dim(64, NULL), MSTAR_INVALID_ARGUMENT, "padded", "NULL");
+    attn_refused(mstar_padded_head_dim(64, NULL), MSTAR_INVALID_ARGUMENT, "padded", "NULL");
 }
 
 static void defaults_of_the_desc(void **state)
@@ -127,12 +90,12 @@ static void refuse_desc(attn_kind kind, const mstar_ragged_prefill_desc *desc, m
 {
     size_t bytes = 99;
     attn_wrapper wrapper;
-    uint64_t live = live_allocations();
-    refused(attn_workspace_query(device, kind, desc, &bytes), want, a, b);
-    refused(attn_create(device, kind, desc, NULL, 0, &wrapper), want, a, b);
+    uint64_t live = check_live_allocations();
+    attn_refused(attn_workspace_query(device, kind, desc, &bytes), want, a, b);
+    attn_refused(attn_create(device, kind, desc, NULL, 0, &wrapper), want, a, b);
     assert_null(wrapper.object);
     assert_int_equal(bytes, 99);
-    assert_int_equal(live_allocations(), live);
+    assert_int_equal(check_live_allocations(), live);
 }
 
 static void bad_descs(void **state)
@@ -142,7 +105,7 @@ static void bad_descs(void **state)
         attn_kind kind = (attn_kind)i;
         mstar_ragged_prefill_desc good;
         mstar_ragged_prefill_desc bad;
-        small_desc(&good);
+        attn_small_desc(&good);
 #define REFUSE(field, value, status, a, b)             \
     do {                                               \
         bad = good;                                    \
@@ -192,7 +155,7 @@ static void bad_descs(void **state)
         REFUSE(struct_size, 0, INVALID_ARGUMENT, "desc.struct_size is 0", "at least 4");
         REFUSE(struct_size, 3, INVALID_ARGUMENT, "desc.struct_size is 3", "at least 4");
         /* graph mode's ceilings */
-        graph_desc(&good);
+        attn_graph_desc(&good);
         REFUSE(max_num_segments, -1, INVALID_ARGUMENT, "max_num_segments is -1", "graph mode");
         REFUSE(max_num_segments, 0, INVALID_ARGUMENT, "max_num_segments is 0", "from 1");
         REFUSE(max_num_segments, -2, INVALID_ARGUMENT, "max_num_segments is -2", "from 1");
@@ -219,32 +182,33 @@ static void null_arguments(void **state)
     mstar_ragged_prefill_info info = {.struct_size = sizeof info};
     size_t bytes;
     (void)state;
-    small_desc(&desc);
-    refused(mstar_ragged_prefill_create(NULL, &desc, NULL, 0, &wrapper), MSTAR_INVALID_ARGUMENT,
-            "device", "NULL");
-    refused(mstar_ragged_prefill_create(device, NULL, NULL, 0, &wrapper), MSTAR_INVALID_ARGUMENT,
-            "desc", "NULL");
-    refused(mstar_ragged_prefill_create(device, &desc, NULL, 0, NULL), MSTAR_INVALID_ARGUMENT,
-            "wrapper", "NULL");
-    refused(mstar_ragged_cross_prefill_create(device, &desc, NULL, 0, NULL), MSTAR_INVALID_ARGUMENT,
-            "wrapper", "NULL");
-    refused(mstar_prefixed_prefill_create(device, &desc, NULL, 0, NULL), MSTAR_INVALID_ARGUMENT,
-            "wrapper", "NULL");
-    refused(mstar_ragged_prefill_workspace_query(NULL, &desc, &bytes), MSTAR_INVALID_ARGUMENT,
-            "device", "NULL");
-    refused(mstar_ragged_prefill_workspace_query(device, &desc, NULL), MSTAR_INVALID_ARGUMENT,
-            "workspace_bytes", "NULL");
-    refused(mstar_ragged_prefill_plan(NULL, NULL, NULL, 0, 0), MSTAR_INVALID_ARGUMENT, "wrapper",
-            "NULL");
-    refused(mstar_ragged_cross_prefill_plan(NULL, NULL, NULL, 0, NULL, 0), MSTAR_INVALID_ARGUMENT,
-            "wrapper", "NULL");
-    refused(mstar_prefixed_prefill_plan(NULL, NULL, NULL, 0, NULL, 0, 0), MSTAR_INVALID_ARGUMENT,
-            "wrapper", "NULL");
-    refused(mstar_ragged_prefill_run(NULL, NULL, NULL, NULL, NULL, NULL, NULL),
-            MSTAR_INVALID_ARGUMENT, "wrapper", "NULL");
-    refused(mstar_ragged_prefill_query(NULL, &info), MSTAR_INVALID_ARGUMENT, "wrapper", "NULL");
-    must(mstar_ragged_prefill_create(device, &desc, NULL, 0, &wrapper));
-    refused(mstar_ragged_prefill_query(wrapper, NULL), MSTAR_INVALID_ARGUMENT, "info", "NULL");
+    attn_small_desc(&desc);
+    attn_refused(mstar_ragged_prefill_create(NULL, &desc, NULL, 0, &wrapper),
+                 MSTAR_INVALID_ARGUMENT, "device", "NULL");
+    attn_refused(mstar_ragged_prefill_create(device, NULL, NULL, 0, &wrapper),
+                 MSTAR_INVALID_ARGUMENT, "desc", "NULL");
+    attn_refused(mstar_ragged_prefill_create(device, &desc, NULL, 0, NULL), MSTAR_INVALID_ARGUMENT,
+                 "wrapper", "NULL");
+    attn_refused(mstar_ragged_cross_prefill_create(device, &desc, NULL, 0, NULL),
+                 MSTAR_INVALID_ARGUMENT, "wrapper", "NULL");
+    attn_refused(mstar_prefixed_prefill_create(device, &desc, NULL, 0, NULL),
+                 MSTAR_INVALID_ARGUMENT, "wrapper", "NULL");
+    attn_refused(mstar_ragged_prefill_workspace_query(NULL, &desc, &bytes), MSTAR_INVALID_ARGUMENT,
+                 "device", "NULL");
+    attn_refused(mstar_ragged_prefill_workspace_query(device, &desc, NULL), MSTAR_INVALID_ARGUMENT,
+                 "workspace_bytes", "NULL");
+    attn_refused(mstar_ragged_prefill_plan(NULL, NULL, NULL, 0, 0), MSTAR_INVALID_ARGUMENT,
+                 "wrapper", "NULL");
+    attn_refused(mstar_ragged_cross_prefill_plan(NULL, NULL, NULL, 0, NULL, 0),
+                 MSTAR_INVALID_ARGUMENT, "wrapper", "NULL");
+    attn_refused(mstar_prefixed_prefill_plan(NULL, NULL, NULL, 0, NULL, 0, 0),
+                 MSTAR_INVALID_ARGUMENT, "wrapper", "NULL");
+    attn_refused(mstar_ragged_prefill_run(NULL, NULL, NULL, NULL, NULL, NULL, NULL),
+                 MSTAR_INVALID_ARGUMENT, "wrapper", "NULL");
+    attn_refused(mstar_ragged_prefill_query(NULL, &info), MSTAR_INVALID_ARGUMENT, "wrapper",
+                 "NULL");
+    attn_must(mstar_ragged_prefill_create(device, &desc, NULL, 0, &wrapper));
+    attn_refused(mstar_ragged_prefill_query(wrapper, NULL), MSTAR_INVALID_ARGUMENT, "info", "NULL");
     mstar_ragged_prefill_destroy(wrapper);
     mstar_ragged_prefill_destroy(NULL);
     mstar_ragged_cross_prefill_destroy(NULL);
@@ -265,11 +229,11 @@ static void older_and_newer_descs(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         mstar_ragged_prefill_desc desc;
-        small_desc(&desc);
+        attn_small_desc(&desc);
         memset((unsigned char *)&desc + sizes[i], 0x77, sizeof desc - sizes[i]);
         desc.struct_size = (uint32_t)sizes[i];
-        must(attn_create(device, ATTN_SELF, &desc, NULL, 0, &wrapper));
-        must(attn_query(&wrapper, &info));
+        attn_must(attn_create(device, ATTN_SELF, &desc, NULL, 0, &wrapper));
+        attn_must(attn_query(&wrapper, &info));
         assert_int_equal(info.accelerator_graph, 0);
         assert_int_equal(info.head_dim, 16);
         assert_true(info.sm_scale >= 0.25 && info.sm_scale <= 0.25);
@@ -284,9 +248,9 @@ static void older_and_newer_descs(void **state)
         unsigned char newer[64];
     } larger;
     memset(&larger, 0x77, sizeof larger);
-    small_desc(&larger.desc);
+    attn_small_desc(&larger.desc);
     larger.desc.struct_size = (uint32_t)sizeof larger;
-    must(attn_create(device, ATTN_SELF, &larger.desc, NULL, 0, &wrapper));
+    attn_must(attn_create(device, ATTN_SELF, &larger.desc, NULL, 0, &wrapper));
     attn_destroy(&wrapper);
 }
 
@@ -296,22 +260,22 @@ static void info_never_outgrows_the_caller(void **state)
     attn_wrapper wrapper;
     mstar_ragged_prefill_info full = {.struct_size = sizeof full};
     (void)state;
-    graph_desc(&desc);
-    must(attn_create(device, ATTN_PREFIXED, &desc, NULL, 0, &wrapper));
-    must(attn_query(&wrapper, &full));
+    attn_graph_desc(&desc);
+    attn_must(attn_create(device, ATTN_PREFIXED, &desc, NULL, 0, &wrapper));
+    attn_must(attn_query(&wrapper, &full));
     for (uint32_t size = 4; size <= sizeof full; size += 4) {
         mstar_ragged_prefill_info info;
         memset(&info, 0x77, sizeof info);
         info.struct_size = size;
-        must(attn_query(&wrapper, &info));
+        attn_must(attn_query(&wrapper, &info));
         assert_int_equal(info.struct_size, size);
         assert_memory_equal((unsigned char *)&info + 4, (unsigned char *)&full + 4, size - 4);
         for (size_t i = size; i < sizeof info; i++)
             assert_int_equal(((unsigned char *)&info)[i], 0x77);
     }
     mstar_ragged_prefill_info none = {.struct_size = 0};
-    refused(attn_query(&wrapper, &none), MSTAR_INVALID_ARGUMENT, "info.struct_size is 0",
-            "at least 4");
+    attn_refused(attn_query(&wrapper, &none), MSTAR_INVALID_ARGUMENT, "info.struct_size is 0",
+                 "at least 4");
     attn_destroy(&wrapper);
 }
 
@@ -328,7 +292,7 @@ static void queries(void **state)
             attn_wrapper wrapper;
             mstar_ragged_prefill_info info = {.struct_size = sizeof info};
             size_t bytes = 0;
-            small_desc(&desc);
+            attn_small_desc(&desc);
             desc.head_dim = 72;
             desc.kv_layout = MSTAR_KV_HND;
             desc.accelerator_graph = graph;
@@ -336,9 +300,9 @@ static void queries(void **state)
             desc.max_total_tokens = 30;
             desc.max_total_kv_tokens = 25;
             desc.backend = kind == 0 ? "auto" : "native";
-            must(attn_workspace_query(device, (attn_kind)kind, &desc, &bytes));
-            must(attn_create(device, (attn_kind)kind, &desc, NULL, 0, &wrapper));
-            must(attn_query(&wrapper, &info));
+            attn_must(attn_workspace_query(device, (attn_kind)kind, &desc, &bytes));
+            attn_must(attn_create(device, (attn_kind)kind, &desc, NULL, 0, &wrapper));
+            attn_must(attn_query(&wrapper, &info));
             assert_int_equal(info.num_qo_heads, 4);
             assert_int_equal(info.num_kv_heads, 2);
             assert_int_equal(info.head_dim, 72);
@@ -362,8 +326,8 @@ static void queries(void **state)
             assert_true(info.kernel_reason != NULL && info.kernel_reason[0] != '\0');
             assert_true((info.q_offsets != NULL) == (graph == 1));
             assert_true((info.kv_offsets != NULL) == (graph == 1));
-            must(attn_plan(&wrapper, NULL, q, 2, kv, 2, 0));
-            must(attn_query(&wrapper, &info));
+            attn_must(attn_plan(&wrapper, NULL, q, 2, kv, 2, 0));
+            attn_must(attn_query(&wrapper, &info));
             assert_int_equal(info.num_segments, 2);
             assert_int_equal(info.num_tokens, 30);
             assert_int_equal(info.num_kv_tokens, kind == 0 ? 30 : 21);
@@ -380,12 +344,12 @@ static void a_device_with_wrappers_stays_open(void **state)
     mstar_device *own = NULL;
     attn_wrapper wrapper;
     (void)state;
-    small_desc(&desc);
-    must(mstar_device_open("cpu", NULL, &own));
-    must(attn_create(own, ATTN_CROSS, &desc, NULL, 0, &wrapper));
+    attn_small_desc(&desc);
+    attn_must(mstar_device_open("cpu", NULL, &own));
+    attn_must(attn_create(own, ATTN_CROSS, &desc, NULL, 0, &wrapper));
     assert_int_equal(mstar_device_close(own), MSTAR_BUSY);
     attn_destroy(&wrapper);
-    must(mstar_device_close(own));
+    attn_must(mstar_device_close(own));
 }
 
 int main(void)

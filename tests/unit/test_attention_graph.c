@@ -35,12 +35,6 @@ static int close_devices(void **state)
     return 0;
 }
 
-static void must(mstar_status status)
-{
-    if (status != MSTAR_OK)
-        fail_msg("%s", mstar_last_error());
-}
-
 static void make_problem(attn_kind kind, const int64_t *q, const int64_t *kv, int64_t count,
                          uint64_t seed, attn_problem *problem)
 {
@@ -66,7 +60,7 @@ static attn_wrapper make_wrapper(mstar_device *device, attn_kind kind, int64_t k
     desc.max_num_segments = SEGMENTS;
     desc.max_total_tokens = TOKENS;
     desc.max_total_kv_tokens = kv_tokens;
-    must(attn_create(device, kind, &desc, NULL, 0, &wrapper));
+    attn_must(attn_create(device, kind, &desc, NULL, 0, &wrapper));
     return wrapper;
 }
 
@@ -80,7 +74,7 @@ typedef struct fixed_state {
 static fixed_state state_of(const attn_wrapper *wrapper)
 {
     mstar_ragged_prefill_info info = {.struct_size = sizeof info};
-    must(attn_query(wrapper, &info));
+    attn_must(attn_query(wrapper, &info));
     return (fixed_state){info.q_offsets, info.kv_offsets, info.plan_bytes, info.workspace_bytes,
                          info.kernel};
 }
@@ -128,9 +122,10 @@ static void step_on(const attn_wrapper *wrapper, const fixed_state *fixed,
         v = data->v.tensor;
     }
     attn_fill_rows(&data->out.tensor, 0, 0, TOKENS, NAN);
-    must(attn_plan(wrapper, NULL, problem->q_offsets, problem->num_segments, problem->kv_offsets,
-                   problem->num_segments, problem->causal));
-    must(attn_run(wrapper, NULL, &data->q.tensor, &k, &v, &data->out.tensor, data->lse_tensor));
+    attn_must(attn_plan(wrapper, NULL, problem->q_offsets, problem->num_segments,
+                        problem->kv_offsets, problem->num_segments, problem->causal));
+    attn_must(
+        attn_run(wrapper, NULL, &data->q.tensor, &k, &v, &data->out.tensor, data->lse_tensor));
     assert_true(attn_reference_check(problem, data, reference, label));
     for (int64_t row = 0; row < TOKENS; row++)
         for (int64_t head = 0; head < 4; head++)
@@ -144,7 +139,7 @@ static void step_on(const attn_wrapper *wrapper, const fixed_state *fixed,
     mstar_ragged_prefill_info info = {.struct_size = sizeof info};
     fixed_state now = state_of(wrapper);
     assert_memory_equal(&now, fixed, sizeof now);
-    must(attn_query(wrapper, &info));
+    attn_must(attn_query(wrapper, &info));
     assert_int_equal(info.num_segments, problem->num_segments);
     assert_int_equal(info.num_tokens, rows);
     check_vector(info.q_offsets, problem->q_offsets, problem->num_segments);
@@ -223,14 +218,14 @@ static void padding_segments_repeat_the_last_offset(void **state)
     attn_wrapper wrapper = make_wrapper(isas.device[0], ATTN_SELF, -1);
     mstar_ragged_prefill_info info = {.struct_size = sizeof info};
     (void)state;
-    must(attn_plan(&wrapper, NULL, given, 2, NULL, 0, 0));
-    must(attn_query(&wrapper, &info));
+    attn_must(attn_plan(&wrapper, NULL, given, 2, NULL, 0, 0));
+    attn_must(attn_query(&wrapper, &info));
     assert_memory_equal(info.q_offsets, want, sizeof want);
     assert_ptr_equal(info.q_offsets, info.kv_offsets);
     assert_int_equal(info.num_segments, 2);
     /* padding that the caller makes does count */
-    must(attn_plan(&wrapper, NULL, padded, 3, NULL, 0, 0));
-    must(attn_query(&wrapper, &info));
+    attn_must(attn_plan(&wrapper, NULL, padded, 3, NULL, 0, 0));
+    attn_must(attn_query(&wrapper, &info));
     assert_int_equal(info.num_segments, 3);
     assert_memory_equal(info.q_offsets, want, sizeof want);
     attn_destroy(&wrapper);
@@ -244,9 +239,9 @@ static void offsets_are_copied(void **state)
     attn_wrapper wrapper = make_wrapper(isas.device[0], ATTN_SELF, -1);
     mstar_ragged_prefill_info info = {.struct_size = sizeof info};
     (void)state;
-    must(attn_plan(&wrapper, NULL, given, 4, NULL, 0, 0));
+    attn_must(attn_plan(&wrapper, NULL, given, 4, NULL, 0, 0));
     memset(given, 0xFF, sizeof given);
-    must(attn_query(&wrapper, &info));
+    attn_must(attn_query(&wrapper, &info));
     assert_memory_equal(info.q_offsets, want, sizeof want);
     attn_destroy(&wrapper);
 }
@@ -292,17 +287,17 @@ static void primed_at_the_ceilings(void **state)
             desc.max_num_segments = SEGMENTS;
             desc.max_total_tokens = TOKENS;
             desc.max_total_kv_tokens = 49;
-            must(attn_create(isas.device[isa], problem.kind, &desc, NULL, 0, &wrapper));
+            attn_must(attn_create(isas.device[isa], problem.kind, &desc, NULL, 0, &wrapper));
             mstar_ragged_prefill_info info = {.struct_size = sizeof info};
-            must(attn_query(&wrapper, &info));
+            attn_must(attn_query(&wrapper, &info));
             assert_memory_equal(info.q_offsets, q_want, sizeof q_want);
             assert_memory_equal(info.kv_offsets, kind == ATTN_SELF ? q_want : kv_want,
                                 sizeof q_want);
-            must(attn_run(&wrapper, NULL, &primed.q.tensor, &primed.k.tensor, &primed.v.tensor,
-                          &primed.out.tensor, NULL));
-            must(attn_plan(&wrapper, NULL, problem.q_offsets, 4, problem.kv_offsets, 4, 0));
-            must(attn_run(&wrapper, NULL, &planned.q.tensor, &planned.k.tensor, &planned.v.tensor,
-                          &planned.out.tensor, NULL));
+            attn_must(attn_run(&wrapper, NULL, &primed.q.tensor, &primed.k.tensor, &primed.v.tensor,
+                               &primed.out.tensor, NULL));
+            attn_must(attn_plan(&wrapper, NULL, problem.q_offsets, 4, problem.kv_offsets, 4, 0));
+            attn_must(attn_run(&wrapper, NULL, &planned.q.tensor, &planned.k.tensor,
+                               &planned.v.tensor, &planned.out.tensor, NULL));
             assert_true(attn_same_bits(&primed.out.tensor, 0, &planned.out.tensor, 0, TOKENS));
             attn_destroy(&wrapper);
             attn_data_free(&primed);
@@ -345,13 +340,13 @@ static void key_ceilings(void **state)
     (void)state;
     for (int kind = ATTN_CROSS; kind <= ATTN_PREFIXED; kind++) {
         attn_wrapper wrapper = make_wrapper(isas.device[0], (attn_kind)kind, 0);
-        must(attn_plan(&wrapper, NULL, q, 2, none, 2, 0));
+        attn_must(attn_plan(&wrapper, NULL, q, 2, none, 2, 0));
         assert_int_equal(attn_plan(&wrapper, NULL, q, 2, one, 2, 0), MSTAR_INVALID_ARGUMENT);
         assert_non_null(strstr(mstar_last_error(), "max_total_kv_tokens is 0"));
         attn_destroy(&wrapper);
         wrapper = make_wrapper(isas.device[0], (attn_kind)kind, 400);
-        must(attn_plan(&wrapper, NULL, q, 2, none, 2, 0));
-        must(attn_plan(&wrapper, NULL, q, 2, most, 2, 0));
+        attn_must(attn_plan(&wrapper, NULL, q, 2, none, 2, 0));
+        attn_must(attn_plan(&wrapper, NULL, q, 2, most, 2, 0));
         assert_int_equal(attn_plan(&wrapper, NULL, q, 2, over, 2, 0), MSTAR_INVALID_ARGUMENT);
         assert_non_null(strstr(mstar_last_error(), "key tokens"));
         assert_non_null(strstr(mstar_last_error(), "max_total_kv_tokens is 400"));
@@ -385,11 +380,11 @@ static void planned_without_keys_then_with_many(void **state)
         desc.max_num_segments = 2;
         desc.max_total_tokens = 2;
         desc.max_total_kv_tokens = 3000;
-        must(attn_create(isas.device[isa], ATTN_CROSS, &desc, NULL, 0, &wrapper));
-        must(attn_plan(&wrapper, NULL, q, 2, none, 2, 0));
-        must(attn_plan(&wrapper, NULL, q, 2, problem.kv_offsets, 2, 0));
-        must(attn_run(&wrapper, NULL, &graph.q.tensor, &graph.k.tensor, &graph.v.tensor,
-                      &graph.out.tensor, graph.lse_tensor));
+        attn_must(attn_create(isas.device[isa], ATTN_CROSS, &desc, NULL, 0, &wrapper));
+        attn_must(attn_plan(&wrapper, NULL, q, 2, none, 2, 0));
+        attn_must(attn_plan(&wrapper, NULL, q, 2, problem.kv_offsets, 2, 0));
+        attn_must(attn_run(&wrapper, NULL, &graph.q.tensor, &graph.k.tensor, &graph.v.tensor,
+                           &graph.out.tensor, graph.lse_tensor));
         assert_true(attn_same_bits(&direct.out.tensor, 0, &graph.out.tensor, 0, 2));
         attn_destroy(&wrapper);
         attn_data_free(&direct);

@@ -35,12 +35,6 @@ static int close_devices(void **state)
     return 0;
 }
 
-static void must(mstar_status status)
-{
-    if (status != MSTAR_OK)
-        fail_msg("%s", mstar_last_error());
-}
-
 static int32_t kv_row_dim(const attn_problem *problem)
 {
     return problem->kv_layout == MSTAR_KV_HND ? 1 : 0;
@@ -258,20 +252,20 @@ static void workspace_ends_and_contents(void **state)
             attn_data_make(&problem, &given);
             attn_problem_run(&problem, isas.device[isa], NULL, &own);
             attn_problem_desc(&problem, &desc);
-            must(attn_workspace_query(isas.device[isa], problem.kind, &desc, &bytes));
+            attn_must(attn_workspace_query(isas.device[isa], problem.kind, &desc, &bytes));
             unsigned char *block = NULL;
             size_t whole = bytes + 2 * (size_t)CANARY;
             assert_int_equal(posix_memalign((void **)&block, 64, whole), 0);
             for (int fill = 0; fill <= 255; fill += 255) {
                 memset(block, 0xC3, whole);
                 memset(block + CANARY, fill, bytes);
-                must(attn_create(isas.device[isa], problem.kind, &desc, block + CANARY, bytes,
-                                 &wrapper));
-                must(attn_plan(&wrapper, NULL, problem.q_offsets, problem.num_segments,
-                               problem.kv_offsets, problem.num_segments, problem.causal));
+                attn_must(attn_create(isas.device[isa], problem.kind, &desc, block + CANARY, bytes,
+                                      &wrapper));
+                attn_must(attn_plan(&wrapper, NULL, problem.q_offsets, problem.num_segments,
+                                    problem.kv_offsets, problem.num_segments, problem.causal));
                 attn_data_reset_outputs(&given);
-                must(attn_run(&wrapper, NULL, &given.q.tensor, &given.k.tensor, &given.v.tensor,
-                              &given.out.tensor, given.lse_tensor));
+                attn_must(attn_run(&wrapper, NULL, &given.q.tensor, &given.k.tensor,
+                                   &given.v.tensor, &given.out.tensor, given.lse_tensor));
                 attn_destroy(&wrapper);
                 int64_t rows = attn_problem_tokens(&problem);
                 assert_true(attn_same_bits(&own.out.tensor, 0, &given.out.tensor, 0, rows));
@@ -319,7 +313,7 @@ static void graph_tail_is_cleared(void **state)
             desc.accelerator_graph = 1;
             desc.max_num_segments = 4;
             desc.max_total_tokens = 512;
-            must(attn_create(isas.device[isa], ATTN_SELF, &desc, NULL, 0, &wrapper));
+            attn_must(attn_create(isas.device[isa], ATTN_SELF, &desc, NULL, 0, &wrapper));
             for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; l++) {
                 attn_problem problem = shape;
                 attn_data data;
@@ -336,13 +330,13 @@ static void graph_tail_is_cleared(void **state)
                 attn_data_make(&problem, &data);
                 attn_data_make(&problem, &eager);
                 attn_problem_run(&problem, isas.device[isa], NULL, &eager);
-                must(attn_plan(&wrapper, NULL, problem.q_offsets, 4, NULL, 0, problem.causal));
+                attn_must(attn_plan(&wrapper, NULL, problem.q_offsets, 4, NULL, 0, problem.causal));
                 int64_t all = rows + problem.extra_rows;
                 attn_fill_rows(&data.out.tensor, 0, 0, all, NAN);
                 unsigned char *out = attn_block_copy(&data.out);
                 unsigned char *lse = attn_block_copy(&data.lse);
-                must(attn_run(&wrapper, NULL, &data.q.tensor, &data.k.tensor, &data.v.tensor,
-                              &data.out.tensor, data.lse_tensor));
+                attn_must(attn_run(&wrapper, NULL, &data.q.tensor, &data.k.tensor, &data.v.tensor,
+                                   &data.out.tensor, data.lse_tensor));
                 assert_true(attn_same_bits(&eager.out.tensor, 0, &data.out.tensor, 0, rows));
                 assert_true(attn_same_bits(&eager.lse.tensor, 0, &data.lse.tensor, 0, rows));
                 expect_tail(&data, rows, all);
@@ -421,15 +415,16 @@ static void fenced_tensors(void **state)
                         memset(fences[i].data, 0xA5, end - first);
                 }
                 attn_problem_desc(&problem, &desc);
-                must(attn_workspace_query(isas.device[isa], problem.kind, &desc, &workspace_bytes));
+                attn_must(
+                    attn_workspace_query(isas.device[isa], problem.kind, &desc, &workspace_bytes));
                 assert_int_equal(workspace_bytes % 64, 0); /* else its end cannot be fenced */
                 fences[5] = fence(workspace_bytes, at_end);
-                must(attn_create(isas.device[isa], problem.kind, &desc, fences[5].data,
-                                 workspace_bytes, &wrapper));
-                must(attn_plan(&wrapper, NULL, problem.q_offsets, problem.num_segments,
-                               problem.kv_offsets, problem.num_segments, problem.causal));
-                must(attn_run(&wrapper, NULL, &tensors[0], &tensors[1], &tensors[2], &tensors[3],
-                              &tensors[4]));
+                attn_must(attn_create(isas.device[isa], problem.kind, &desc, fences[5].data,
+                                      workspace_bytes, &wrapper));
+                attn_must(attn_plan(&wrapper, NULL, problem.q_offsets, problem.num_segments,
+                                    problem.kv_offsets, problem.num_segments, problem.causal));
+                attn_must(attn_run(&wrapper, NULL, &tensors[0], &tensors[1], &tensors[2],
+                                   &tensors[3], &tensors[4]));
                 attn_destroy(&wrapper);
                 assert_true(attn_same_bits(&data.out.tensor, 0, &tensors[3], 0, 9));
                 assert_true(attn_same_bits(&data.lse.tensor, 0, &tensors[4], 0, 9));
@@ -455,17 +450,18 @@ static void pieces_past_the_stream(void **state)
             make_batch(number, &problem);
             attn_data_make(&problem, &data);
             attn_problem_desc(&problem, &desc);
-            must(attn_workspace_query(isas.device[isa], problem.kind, &desc, &bytes));
+            attn_must(attn_workspace_query(isas.device[isa], problem.kind, &desc, &bytes));
             assert_int_equal(bytes % (2 * 64), 0); /* two threads: two whole pieces */
             unsigned char *workspace = aligned_alloc(64, bytes);
             assert_non_null(workspace);
             memset(workspace, 0x5a, bytes);
-            must(mstar_stream_create(isas.device[isa], 1, &stream));
-            must(attn_create(isas.device[isa], problem.kind, &desc, workspace, bytes, &wrapper));
-            must(attn_plan(&wrapper, stream, problem.q_offsets, problem.num_segments,
-                           problem.kv_offsets, problem.num_segments, problem.causal));
-            must(attn_run(&wrapper, stream, &data.q.tensor, &data.k.tensor, &data.v.tensor,
-                          &data.out.tensor, data.lse_tensor));
+            attn_must(mstar_stream_create(isas.device[isa], 1, &stream));
+            attn_must(
+                attn_create(isas.device[isa], problem.kind, &desc, workspace, bytes, &wrapper));
+            attn_must(attn_plan(&wrapper, stream, problem.q_offsets, problem.num_segments,
+                                problem.kv_offsets, problem.num_segments, problem.causal));
+            attn_must(attn_run(&wrapper, stream, &data.q.tensor, &data.k.tensor, &data.v.tensor,
+                               &data.out.tensor, data.lse_tensor));
             size_t used = 0;
             for (size_t i = 0; i < bytes / 2; i++)
                 used += workspace[i] != 0x5a;

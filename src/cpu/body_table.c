@@ -6,7 +6,6 @@
 
 const mst_kernels MST_FOR_ISA(mst_kernels) = {
     .isa = MST_TEXT(MST_ISA),
-    .lanes = VF_LANES,
     .pairs = VF_PAIRS,
     .attn_scratch_bytes = MST_FOR_ISA(mst_attn_scratch_bytes),
     .attn_tile = MST_FOR_ISA(mst_attn_tile_choose),

@@ -30,9 +30,6 @@
 #define MST_FOR_EACH_ISA(X, more) X(SCALAR, scalar, more)
 #endif
 
-/* Columns of bias are padded to this: the widest panel of any level divides it. */
-#define MST_LINEAR_PAD 64
-
 typedef struct mst_linear_work {
     const mst_linear_shape *shape;
     const void *packed;
@@ -53,7 +50,6 @@ typedef struct mst_linear_kernels {
 
 typedef struct mst_kernels {
     const char *isa;
-    int lanes;
     bool pairs; /* bf16 is multiplied in pairs, x rounded to bf16 */
 
     size_t (*attn_scratch_bytes)(const mst_attn_shape *shape); /* of one thread */

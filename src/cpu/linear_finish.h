@@ -6,6 +6,8 @@
 #include "cpu/kernels.h"
 #include "cpu/simd/vmath.h"
 
+_Static_assert(MST_LINEAR_PAD % VF_LANES == 0, "whole vectors of bias may be read");
+
 /* Asks for what mst_linear_finish will touch while the sums still run. */
 static inline void mst_linear_fetch(const mst_linear_work *work, int64_t row, int rows,
                                     int64_t first, int64_t columns)

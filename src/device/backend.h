@@ -104,6 +104,9 @@ typedef struct mst_rows {
     int64_t row_stride;
 } mst_rows;
 
+/* The bias of a product is padded with zeros to this many columns: kernels read whole vectors. */
+#define MST_LINEAR_PAD 64
+
 typedef struct mst_linear_shape {
     int64_t in_features, out_features;
     mstar_dtype weight_dtype; /* of the panels */
@@ -162,7 +165,7 @@ struct mst_backend {
     void (*linear_pack)(const mstar_device *device, const mst_linear_shape *shape,
                         const mstar_tensor *weight, int64_t first_row, void *packed);
     /* out = activation(x W^T + bias) + residual. bias: f32 [out_features], never NULL, padded with
-       zeros to a multiple of 64. */
+       zeros to a multiple of MST_LINEAR_PAD. */
     mstar_status (*linear_run)(mstar_stream *stream, const mst_linear_shape *shape,
                                const void *packed, const float *bias, int64_t num_rows, mst_rows x,
                                mst_rows residual, mst_rows out);

@@ -9,9 +9,6 @@
 
 #include "ops/ops.h"
 
-/* Columns that a kernel may read of the bias at once. */
-#define BIAS_PADDING 64
-
 struct mstar_linear {
     mstar_device *device;
     mst_linear_shape shape;
@@ -118,7 +115,7 @@ mstar_status mstar_linear_create(mstar_device *device, const mstar_linear_desc *
     made->shape = shape;
     made->packed_bytes = backend->linear_packed_bytes(device, &shape);
     MST_TRY_GOTO(backend->memory_alloc(device, made->packed_bytes, &made->packed), failed);
-    size_t bias_bytes = (size_t)mst_round_up(shape.out_features, BIAS_PADDING) * sizeof(float);
+    size_t bias_bytes = (size_t)mst_round_up(shape.out_features, MST_LINEAR_PAD) * sizeof(float);
     MST_TRY_GOTO(backend->memory_alloc(device, bias_bytes, &memory), failed);
     made->bias = memory;
 

@@ -6,7 +6,6 @@
 
 #define VF_LANES 8
 #define VF_ROWS 6
-#define VF_COLS 2
 
 typedef __m256 vf;
 typedef __m256 vm;

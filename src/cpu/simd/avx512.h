@@ -11,7 +11,6 @@
 
 #define VF_LANES 16
 #define VF_ROWS 14
-#define VF_COLS 2
 
 typedef __m512 vf;
 typedef __mmask16 vm;

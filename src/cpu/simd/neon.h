@@ -12,7 +12,6 @@
 
 #define VF_LANES 4
 #define VF_ROWS 12
-#define VF_COLS 2
 
 typedef float32x4_t vf;
 typedef uint32x4_t vm;

@@ -4,7 +4,6 @@
 
 #define VF_LANES 1
 #define VF_ROWS 4 /* rows of a register tile */
-#define VF_COLS 2 /* vectors of a register tile */
 
 typedef float vf;
 typedef bool vm;

@@ -7,10 +7,10 @@
  * and writes the zeros).
  *
  * The list runs from the heaviest item to the lightest, so that threads that take the next free
- * item finish together. It is sorted while it is made: the same loop runs twice, first counting
- * the items of each cost class, then putting each item at its class's next place. That is stable,
- * linear, and needs no memory besides the list. Within a class, items stand segment by segment,
- * head group by head group, then by rows, so neighbours share their keys in cache.
+ * item finish together. It is sorted while it is made: first the items of each cost class are
+ * counted, then each item is put at its class's next place. That is stable, linear, and needs no
+ * memory besides the list. Within a class, items stand segment by segment, head group by head
+ * group, then by rows, so neighbours share their keys in cache.
  *
  * Storage is one block. Its size comes from an arena in counting mode, and the same function then
  * cuts it. Eager mode lets it grow by doubling; graph mode takes all at create. Nothing of the plan
@@ -20,12 +20,26 @@
 
 #include "attn/attn.h"
 
+/* How the segments of one pair of lengths are cut. */
+typedef struct segment_cut {
+    int32_t lq, lk;      /* 0, 0: nothing known yet */
+    int32_t rows, heads; /* of a tile */
+    int32_t tiles, groups;
+} segment_cut;
+
+/* A tile is a function of the two lengths, and lengths repeat: what was cut last is kept by
+ * length. */
+#define KNOWN_CUTS 256
+
 /* One layout on its way to a work list. */
 typedef struct planner {
     const mstar_device *device;
     const mst_attn_shape *shape;
     const mst_attn_layout *layout;
+    int64_t group; /* query heads of a kv head */
     bool causal;
+    bool masked; /* some row may see less than all keys */
+    segment_cut known[KNOWN_CUTS];
 } planner;
 
 /* Fixed cost of an item's rows (reading q, writing out), counted as so many keys. */
@@ -57,65 +71,97 @@ int64_t mst_attn_max_items(int64_t max_num_segments, int64_t max_total_tokens, i
     return tiles * mst_ceil_div(num_kv_heads, mst_max_i64(worst.heads, 1));
 }
 
-/* Items of a segment, of which each is a row tile of a head group. */
-static int64_t count_segment(const planner *p, int64_t segment)
+/* The cut of a segment; NULL for one without rows. Valid until the next call. */
+static const segment_cut *cut_of(planner *p, int64_t segment)
 {
     const mst_attn_layout *layout = p->layout;
-    int64_t lq = (int64_t)layout->q_offsets[segment + 1] - layout->q_offsets[segment];
-    int64_t lk = (int64_t)layout->kv_offsets[segment + 1] - layout->kv_offsets[segment];
+    int32_t lq = layout->q_offsets[segment + 1] - layout->q_offsets[segment];
+    int32_t lk = layout->kv_offsets[segment + 1] - layout->kv_offsets[segment];
     if (lq == 0)
-        return 0;
+        return NULL;
+    segment_cut *cut = &p->known[((uint32_t)lq + 31 * (uint32_t)(lk - lq)) % KNOWN_CUTS];
+    if (cut->lq == lq && cut->lk == lk)
+        return cut;
     mst_attn_tile tile = p->device->backend->attn_tile(p->device, p->shape, lq, lk);
-    return mst_ceil_div(lq, mst_max_i64(tile.rows, 1)) *
-           mst_ceil_div(p->shape->num_kv_heads, mst_max_i64(tile.heads, 1));
+    cut->lq = lq;
+    cut->lk = lk;
+    cut->rows = tile.rows < 1 ? 1 : tile.rows;
+    cut->heads = tile.heads < 1 ? 1 : tile.heads;
+    cut->tiles = (int32_t)mst_ceil_div(lq, cut->rows);
+    cut->groups = (int32_t)mst_ceil_div(p->shape->num_kv_heads, cut->heads);
+    return cut;
 }
 
-/* Puts the items of [segment's] tiles at their classes' next places; items NULL: only counts. */
-static void cut_segment(const planner *p, int64_t segment, int64_t *next, mst_attn_item *items)
+/* Keys that rows [row, row + num_rows) see. */
+static inline mst_key_range keys_of(const planner *p, const segment_cut *cut, int64_t row,
+                                    int64_t num_rows)
 {
-    const mst_attn_layout *layout = p->layout;
-    const mst_attn_shape *shape = p->shape;
-    int64_t lq = (int64_t)layout->q_offsets[segment + 1] - layout->q_offsets[segment];
-    int64_t lk = (int64_t)layout->kv_offsets[segment + 1] - layout->kv_offsets[segment];
-    if (lq == 0)
+    if (!p->masked)
+        return (mst_key_range){0, cut->lk};
+    return mst_attn_visible(cut->lq, cut->lk, row, row + num_rows, p->causal, p->shape->window_left,
+                            p->shape->window_right);
+}
+
+/* Adds so many tiles like the one at row, with all their head groups, to their classes. */
+static void count_tiles(const planner *p, const segment_cut *cut, int64_t row, int64_t times,
+                        int64_t *classes)
+{
+    int64_t num_rows = mst_min_i64(cut->rows, cut->lq - row);
+    int64_t last_heads = p->shape->num_kv_heads - (int64_t)(cut->groups - 1) * cut->heads;
+    mst_key_range range = keys_of(p, cut, row, num_rows);
+    int64_t keys = range.end - range.begin;
+    classes[mst_attn_cost_class(mst_attn_cost(num_rows, last_heads * p->group, keys))] += times;
+    if (cut->groups > 1)
+        classes[mst_attn_cost_class(mst_attn_cost(num_rows, cut->heads * p->group, keys))] +=
+            times * (cut->groups - 1);
+}
+
+/* Counts a segment's items by class. Without a mask all tiles but the last are alike. */
+static void count_segment(planner *p, int64_t segment, int64_t *classes)
+{
+    const segment_cut *cut = cut_of(p, segment);
+    if (cut == NULL)
         return;
-    mst_attn_tile tile = p->device->backend->attn_tile(p->device, shape, lq, lk);
-    int64_t rows = mst_max_i64(tile.rows, 1);
-    int64_t heads = mst_max_i64(tile.heads, 1);
-    int64_t group = shape->num_qo_heads / shape->num_kv_heads;
-    for (int64_t head = 0; head < shape->num_kv_heads; head += heads) {
-        int64_t num_heads = mst_min_i64(heads, shape->num_kv_heads - head);
-        for (int64_t row = 0; row < lq; row += rows) {
-            int64_t num_rows = mst_min_i64(rows, lq - row);
-            mst_key_range keys = mst_attn_visible(lq, lk, row, row + num_rows, p->causal,
-                                                  shape->window_left, shape->window_right);
-            int32_t class = mst_attn_cost_class(
-                mst_attn_cost(num_rows, num_heads * group, keys.end - keys.begin));
-            int64_t place = next[class]++;
-            if (items == NULL)
-                continue;
-            items[place] = (mst_attn_item){.segment = (int32_t)segment,
-                                           .q_begin = (int32_t)row,
-                                           .q_rows = (int32_t)num_rows,
-                                           .kv_begin = (int32_t)keys.begin,
-                                           .kv_end = (int32_t)keys.end,
-                                           .kv_head_begin = (int32_t)head,
-                                           .num_kv_heads = (int32_t)num_heads,
-                                           .split = 0,
-                                           .num_splits = 1,
-                                           .slot = -1};
+    int64_t row = 0;
+    if (!p->masked && cut->tiles > 1) {
+        count_tiles(p, cut, 0, cut->tiles - 1, classes);
+        row = (int64_t)(cut->tiles - 1) * cut->rows;
+    }
+    for (; row < cut->lq; row += cut->rows)
+        count_tiles(p, cut, row, 1, classes);
+}
+
+/* Puts a segment's items at their classes' next places. */
+static void cut_segment(planner *p, int64_t segment, int64_t *next, mst_attn_item *items)
+{
+    const segment_cut *cut = cut_of(p, segment);
+    if (cut == NULL)
+        return;
+    int64_t kv_heads = p->shape->num_kv_heads;
+    int64_t class_cost = -1; /* the cost that class is of */
+    int32_t class = 0;
+    for (int64_t head = 0; head < kv_heads; head += cut->heads) {
+        int64_t num_heads = mst_min_i64(cut->heads, kv_heads - head);
+        for (int64_t row = 0; row < cut->lq; row += cut->rows) {
+            int64_t num_rows = mst_min_i64(cut->rows, cut->lq - row);
+            mst_key_range keys = keys_of(p, cut, row, num_rows);
+            int64_t cost = mst_attn_cost(num_rows, num_heads * p->group, keys.end - keys.begin);
+            if (cost != class_cost) {
+                class_cost = cost;
+                class = mst_attn_cost_class(cost);
+            }
+            items[next[class]++] = (mst_attn_item){.segment = (int32_t)segment,
+                                                   .q_begin = (int32_t)row,
+                                                   .q_rows = (int32_t)num_rows,
+                                                   .kv_begin = (int32_t)keys.begin,
+                                                   .kv_end = (int32_t)keys.end,
+                                                   .kv_head_begin = (int32_t)head,
+                                                   .num_kv_heads = (int32_t)num_heads,
+                                                   .split = 0,
+                                                   .num_splits = 1,
+                                                   .slot = -1};
         }
     }
-}
-
-/*
- * One pass of the planner. Counting (items NULL): next becomes the number of items of each class.
- * Filling: next holds where each class starts.
- */
-static void cut_layout(const planner *p, int64_t *next, mst_attn_item *items)
-{
-    for (int64_t segment = 0; segment < p->layout->num_segments; segment++)
-        cut_segment(p, segment, next, items);
 }
 
 /* Counts of the classes become their first places. */
@@ -235,14 +281,22 @@ mstar_status mst_attn_plan_make(mst_attn_plan *plan, const mstar_device *device,
                                 bool causal)
 {
     int64_t classes[MST_ATTN_COST_CLASSES] = {0};
-    planner p = {device, &config->shape, layout, causal};
+    planner p = {.device = device,
+                 .shape = &config->shape,
+                 .layout = layout,
+                 .group = config->shape.num_qo_heads / config->shape.num_kv_heads,
+                 .causal = causal,
+                 .masked =
+                     causal || config->shape.window_left >= 0 || config->shape.window_right >= 0};
     bool one_side = config->kind == MST_ATTN_SELF;
 
     /* counted without a walk over the items, so that a layout too large for memory is refused at
        once */
     int64_t num_items = 0;
-    for (int64_t segment = 0; segment < layout->num_segments; segment++)
-        num_items += count_segment(&p, segment);
+    for (int64_t segment = 0; segment < layout->num_segments; segment++) {
+        const segment_cut *cut = cut_of(&p, segment);
+        num_items += cut == NULL ? 0 : (int64_t)cut->tiles * cut->groups;
+    }
     if (config->graph) {
         if (num_items > plan->items_capacity)
             return mst_fail(MSTAR_INTERNAL,
@@ -256,9 +310,11 @@ mstar_status mst_attn_plan_make(mst_attn_plan *plan, const mstar_device *device,
     }
 
     /* nothing fails from here on */
-    cut_layout(&p, classes, NULL);
+    for (int64_t segment = 0; segment < layout->num_segments; segment++)
+        count_segment(&p, segment, classes);
     starts_of(classes);
-    cut_layout(&p, classes, plan->items);
+    for (int64_t segment = 0; segment < layout->num_segments; segment++)
+        cut_segment(&p, segment, classes, plan->items);
     copy_offsets(plan->q_offsets, layout->q_offsets, layout->num_segments,
                  config->max_num_segments);
     if (!one_side)

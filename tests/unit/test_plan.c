@@ -252,6 +252,54 @@ static void items_depend_on_the_segment_alone(void **state)
     mst_attn_plan_free(&many);
 }
 
+/* Far more pairs of lengths than the planner keeps cuts of: each segment is still cut as it is
+ * alone. */
+static void many_lengths_are_not_mixed_up(void **state)
+{
+    enum { SEGMENTS = 900 };
+    static int32_t q[SEGMENTS + 1], kv[SEGMENTS + 1];
+    fake_device fake;
+    mst_attn_config config = make_config(MST_ATTN_PREFIXED, false, 5, 2);
+    mst_attn_plan all = {0};
+    mst_attn_plan one = {0};
+    test_random random = {23};
+    (void)state;
+    fake_device_init(&fake);
+    fake.vary = true;
+    for (int i = 0; i < SEGMENTS; i++) {
+        q[i + 1] = q[i] + (int32_t)test_random_between(&random, 0, 20);
+        kv[i + 1] = kv[i] + (int32_t)test_random_between(&random, 0, 900);
+    }
+    mst_attn_layout layout = {q, kv, SEGMENTS, q[SEGMENTS], kv[SEGMENTS]};
+    for (int causal = 0; causal < 2; causal++) {
+        assert_int_equal(mst_attn_plan_make(&all, &fake.device, &config, &layout, causal == 1),
+                         MSTAR_OK);
+        int64_t found = 0;
+        for (int i = 0; i < SEGMENTS; i++) {
+            const int32_t q_alone[] = {0, q[i + 1] - q[i]};
+            const int32_t kv_alone[] = {0, kv[i + 1] - kv[i]};
+            mst_attn_layout alone = {q_alone, kv_alone, 1, q_alone[1], kv_alone[1]};
+            assert_int_equal(mst_attn_plan_make(&one, &fake.device, &config, &alone, causal == 1),
+                             MSTAR_OK);
+            int64_t next = 0;
+            for (int64_t j = 0; j < all.num_items; j++) {
+                mst_attn_item item = all.items[j];
+                if (item.segment != i)
+                    continue;
+                item.segment = 0;
+                assert_true(next < one.num_items);
+                assert_memory_equal(&item, &one.items[next], sizeof item);
+                next++;
+            }
+            assert_int_equal(next, one.num_items);
+            found += next;
+        }
+        assert_int_equal(found, all.num_items);
+    }
+    mst_attn_plan_free(&all);
+    mst_attn_plan_free(&one);
+}
+
 static void heavier_items_come_first(void **state)
 {
     static const int32_t offsets[] = {0, 2, 202, 205, 245};
@@ -523,6 +571,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lists_cover_everything_once),
         cmocka_unit_test(items_depend_on_the_segment_alone),
+        cmocka_unit_test(many_lengths_are_not_mixed_up),
         cmocka_unit_test(heavier_items_come_first),
         cmocka_unit_test(cost_classes_are_ordered),
         cmocka_unit_test(graph_capacity_is_exact),

@@ -3,8 +3,8 @@
  *
  * W [N, K] is packed once into panels of PANEL columns, each [K][PANEL], f32 or bf16. An output
  * element is one chain of multiply-adds over k from 0 to K - 1 in every path below, so its bits
- * depend on its row of x and its column of W alone. One or two rows take several panels at once,
- * which hides the latency of the chains; three rows and more take one panel and a register tile.
+ * depend on its row of x and its column of W alone. Few rows take several panels at once, which
+ * hides the latency of the chains; more rows take one panel and a register tile.
  */
 #include "cpu/body.h"
 #include "cpu/linear_finish.h"
@@ -12,16 +12,21 @@
 #include "cpu/simd/vmath.h"
 
 #define PANEL (2 * VF_LANES)
-#define FEW_ROWS 2
+/* Rows up to TWO_ROWS take TWO_PANELS at once, up to PAIR_ROWS a pair of them. */
+#define TWO_ROWS 2
 #if defined(MST_ISA_AVX2)
-#define FEW_PANELS 3 /* 12 sums of two rows fit 16 registers */
+#define TWO_PANELS 3 /* 12 sums of two rows fit 16 registers, */
+#define PAIR_ROWS 3  /* and so do those of three rows and a pair of panels */
 #else
-#define FEW_PANELS 4
+#define TWO_PANELS 4
+#define PAIR_ROWS (VF_ROWS / 2 < 6 ? VF_ROWS / 2 : 6)
 #endif
-/* Depth of a step where x has to be copied or widened: a tile of x in f32 stays in L1, its rows a
+#define MOST_SUMS ((VF_ROWS > TWO_ROWS * TWO_PANELS ? VF_ROWS : TWO_ROWS * TWO_PANELS) * PANEL)
+_Static_assert(2 * PAIR_ROWS <= VF_ROWS, "a pair of panels has no more sums than a full tile");
+/* Depth of a step where x has to be widened: a tile of x in f32 stays in L1, its rows a
  * line apart from a power of two. */
-#define COPY_DEPTH 256
-#define COPY_STRIDE (COPY_DEPTH + 16)
+#define WIDEN_DEPTH 256
+#define WIDEN_STRIDE (WIDEN_DEPTH + 16)
 
 size_t MST_FOR_ISA(mst_linear_packed_bytes)(const mst_linear_shape *shape)
 {
@@ -155,70 +160,93 @@ static void half_tile(const mst_tile_args *t, const uint16_t *b, int rows)
     }
 }
 
-/* One or two rows against FEW_PANELS panels at once. c is [rows][FEW_PANELS * PANEL]. */
-static inline __attribute__((always_inline)) void few_body(const float *a, int64_t a_stride,
-                                                           const void *panels, const bool half,
-                                                           int64_t panel_elements, int64_t depth,
-                                                           float *c, const int rows, bool fresh)
+/* Panels that a tile of this many rows takes at once. */
+static int panels_at_once(int64_t rows)
 {
-    vf acc[FEW_ROWS][2 * FEW_PANELS];
-#pragma GCC unroll 2
+    return rows <= TWO_ROWS ? TWO_PANELS : rows <= PAIR_ROWS ? 2 : 1;
+}
+
+/* Few rows against several panels at once. c is [rows][panels * PANEL]. */
+static inline __attribute__((always_inline)) void few_body(const float *a, int64_t a_stride,
+                                                           const void *packed, const bool half,
+                                                           int64_t panel_elements, int64_t depth,
+                                                           float *c, const int rows,
+                                                           const int panels, bool fresh)
+{
+    vf acc[PAIR_ROWS > TWO_ROWS ? PAIR_ROWS : TWO_ROWS][2 * TWO_PANELS];
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 8
-        for (int v = 0; v < 2 * FEW_PANELS; v++)
-            acc[r][v] = fresh ? vf_zero() : vf_load(c + r * FEW_PANELS * PANEL + v * VF_LANES);
+        for (int v = 0; v < 2 * panels; v++)
+            acc[r][v] = fresh ? vf_zero() : vf_load(c + r * panels * PANEL + v * VF_LANES);
     }
     for (int64_t i = 0; i < depth; i++) {
-        vf x[FEW_ROWS];
-#pragma GCC unroll 2
-        for (int r = 0; r < rows; r++)
-            x[r] = vf_set1(a[r * a_stride + i]);
+        vf b[2 * TWO_PANELS];
 #pragma GCC unroll 8
-        for (int v = 0; v < 2 * FEW_PANELS; v++) {
+        for (int v = 0; v < 2 * panels; v++) {
             int64_t at = (v / 2) * panel_elements + i * PANEL + (v % 2) * VF_LANES;
-            vf b = half ? vf_load_bf16((const uint16_t *)panels + at)
-                        : vf_load((const float *)panels + at);
-#pragma GCC unroll 2
-            for (int r = 0; r < rows; r++)
-                acc[r][v] = vf_fma(x[r], b, acc[r][v]);
+            b[v] = half ? vf_load_bf16((const uint16_t *)packed + at)
+                        : vf_load((const float *)packed + at);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            vf x = vf_set1(a[r * a_stride + i]);
+#pragma GCC unroll 8
+            for (int v = 0; v < 2 * panels; v++)
+                acc[r][v] = vf_fma(x, b[v], acc[r][v]);
         }
     }
-#pragma GCC unroll 2
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 8
-        for (int v = 0; v < 2 * FEW_PANELS; v++)
-            vf_store(c + r * FEW_PANELS * PANEL + v * VF_LANES, acc[r][v]);
+        for (int v = 0; v < 2 * panels; v++)
+            vf_store(c + r * panels * PANEL + v * VF_LANES, acc[r][v]);
     }
 }
 
-static void few_tile(const float *a, int64_t a_stride, const void *panels, bool half,
+#define FEW_CASE(n, panels)                                                                   \
+    case n:                                                                                   \
+        if (half)                                                                             \
+            few_body(a, a_stride, packed, true, panel_elements, depth, c, n, panels, fresh);  \
+        else                                                                                  \
+            few_body(a, a_stride, packed, false, panel_elements, depth, c, n, panels, fresh); \
+        break;
+
+static void few_tile(const float *a, int64_t a_stride, const void *packed, bool half,
                      int64_t panel_elements, int64_t depth, float *c, int rows, bool fresh)
 {
-    if (rows == 1) {
-        if (half)
-            few_body(a, a_stride, panels, true, panel_elements, depth, c, 1, fresh);
-        else
-            few_body(a, a_stride, panels, false, panel_elements, depth, c, 1, fresh);
-    } else {
-        if (half)
-            few_body(a, a_stride, panels, true, panel_elements, depth, c, 2, fresh);
-        else
-            few_body(a, a_stride, panels, false, panel_elements, depth, c, 2, fresh);
+    switch (rows) {
+        FEW_CASE(1, TWO_PANELS)
+        FEW_CASE(2, TWO_PANELS)
+#if VF_ROWS / 2 >= 3
+        FEW_CASE(3, 2)
+#endif
+#if VF_ROWS / 2 >= 6
+        FEW_CASE(4, 2)
+        FEW_CASE(5, 2)
+        FEW_CASE(6, 2)
+#endif
+    default:
+        break;
     }
 }
 
 /*
- * Rows whose distance is a multiple of a large power of two fall into the same few sets of the
- * first cache and push each other out; with more rows than ways, x is copied, a step of depth at a
- * time.
+ * Rows whose distance is a multiple of 4096 bytes fall into one set of a first cache, which holds 8
+ * or 12 lines, and push each other out: a tile takes no more of them than fit.
  */
-static bool rows_collide(const mst_linear_work *work, int rows)
+#define SAME_SET_ROWS 7
+_Static_assert(VF_ROWS <= 2 * SAME_SET_ROWS, "half a tile fits");
+
+static int next_rows(const mst_linear_work *work, int64_t left)
 {
-    int64_t lines = work->x.row_stride * (int64_t)sizeof(float) / MST_CACHE_LINE;
-    return rows > 4 && lines % 64 == 0;
+    int rows = mst_tile_rows(left);
+    int64_t bytes = work->x.row_stride * (int64_t)sizeof(float);
+    bool same_set = work->x.dtype == MSTAR_DTYPE_F32 && bytes % 4096 == 0;
+    return same_set && rows > SAME_SET_ROWS ? (rows + 1) / 2 : rows;
 }
 
-/* x[row .. row + rows)[k .. k + depth) as f32: in place or copied into buffer. */
+/* x[row .. row + rows)[k .. k + depth) as f32: in place or widened into buffer. */
 static const float *get_x(const mst_linear_work *work, int64_t row, int rows, int64_t k,
                           int64_t depth, bool in_place, float *buffer, int64_t *stride)
 {
@@ -226,11 +254,11 @@ static const float *get_x(const mst_linear_work *work, int64_t row, int rows, in
         *stride = work->x.row_stride;
         return (const float *)work->x.data + row * work->x.row_stride + k;
     }
-    *stride = COPY_STRIDE;
+    *stride = WIDEN_STRIDE;
     for (int r = 0; r < rows; r++) {
         for (int64_t i = 0; i < depth; i += VF_LANES) {
             int n = vf_left(depth, i);
-            vf_store_n(buffer + r * COPY_STRIDE + i,
+            vf_store_n(buffer + r * WIDEN_STRIDE + i,
                        vf_load_any_n(work->x.data, work->x.dtype,
                                      (row + r) * work->x.row_stride + k + i, n),
                        n);
@@ -240,22 +268,21 @@ static const float *get_x(const mst_linear_work *work, int64_t row, int rows, in
 }
 
 /*
- * rows of one panel, or (few) of FEW_PANELS panels from it on. fetch: a line for each step of depth
- * to ask for meanwhile, or NULL.
+ * rows of panels_at_once(rows) panels, or of one. fetch: a line for each step of depth to ask for
+ * meanwhile, or NULL.
  */
-static void run_tile(const mst_linear_work *work, int64_t row, int rows, int64_t panel, bool few,
+static void run_tile(const mst_linear_work *work, int64_t row, int rows, int64_t panel, int panels,
                      const char *fetch)
 {
-    _Alignas(
-        64) float c[(VF_ROWS > FEW_ROWS * FEW_PANELS ? VF_ROWS : FEW_ROWS * FEW_PANELS) * PANEL];
-    _Alignas(64) float buffer[VF_ROWS * COPY_STRIDE];
+    _Alignas(64) float c[MOST_SUMS];
+    _Alignas(64) float buffer[VF_ROWS * WIDEN_STRIDE];
     const mst_linear_shape *shape = work->shape;
     int64_t depth = shape->in_features;
     int64_t panel_elements = depth * PANEL;
     bool half = shape->weight_dtype == MSTAR_DTYPE_BF16;
-    bool in_place = work->x.dtype == MSTAR_DTYPE_F32 && !rows_collide(work, rows);
-    int64_t step = in_place ? depth : COPY_DEPTH;
-    int64_t width = few ? FEW_PANELS * PANEL : PANEL;
+    bool in_place = work->x.dtype == MSTAR_DTYPE_F32;
+    int64_t step = in_place ? depth : WIDEN_DEPTH;
+    int64_t width = panels * PANEL;
     mst_linear_fetch(work, row, rows, panel * PANEL, width);
     for (int64_t k = 0; k < depth; k += step) {
         int64_t d = mst_min_i64(step, depth - k);
@@ -264,7 +291,7 @@ static void run_tile(const mst_linear_work *work, int64_t row, int rows, int64_t
         int64_t at = panel * panel_elements + k * PANEL;
         const void *b = half ? (const void *)((const uint16_t *)work->packed + at)
                              : (const void *)((const float *)work->packed + at);
-        if (few) {
+        if (panels > 1) {
             few_tile(a, stride, b, half, panel_elements, d, c, rows, k == 0);
             continue;
         }
@@ -296,10 +323,9 @@ void MST_FOR_ISA(mst_linear_block)(const mst_linear_work *work, int64_t row_begi
     int64_t panel_bytes =
         work->shape->in_features * PANEL * (int64_t)mstar_dtype_bytes(work->shape->weight_dtype);
     int64_t step_bytes = work->shape->in_features * MST_CACHE_LINE;
-    if (row_end - row_begin <= FEW_ROWS) {
-        for (; panel + FEW_PANELS <= panel_end; panel += FEW_PANELS)
-            run_tile(work, row_begin, (int)(row_end - row_begin), panel, true, NULL);
-    }
+    int at_once = panels_at_once(row_end - row_begin);
+    for (; at_once > 1 && panel + at_once <= panel_end; panel += at_once)
+        run_tile(work, row_begin, (int)(row_end - row_begin), panel, at_once, NULL);
     for (; panel < panel_end; panel++) {
         /* the first tiles of a panel ask for the next one, a part each until all of it is asked for
          */
@@ -307,9 +333,9 @@ void MST_FOR_ISA(mst_linear_block)(const mst_linear_work *work, int64_t row_begi
             panel + 1 < panel_end ? (const char *)work->packed + (panel + 1) * panel_bytes : NULL;
         int64_t asked = 0;
         for (int64_t row = row_begin; row < row_end;) {
-            int rows = mst_tile_rows(row_end - row);
+            int rows = next_rows(work, row_end - row);
             bool ask = next != NULL && asked + step_bytes <= panel_bytes;
-            run_tile(work, row, rows, panel, false, ask ? next + asked : NULL);
+            run_tile(work, row, rows, panel, 1, ask ? next + asked : NULL);
             asked += step_bytes;
             row += rows;
         }

@@ -119,6 +119,63 @@ static void dtypes_are_exact(void **state)
     }
 }
 
+/* A copy of x with another distance between its rows. */
+static check_rows spread(const check_rows *x, mstar_dtype dtype, int64_t stride)
+{
+    int64_t rows = x->tensor.shape[0], width = x->tensor.shape[1];
+    check_rows copy = check_rows_make(dtype, rows, width, stride);
+    for (int64_t row = 0; row < rows; row++) {
+        for (int64_t i = 0; i < width; i++)
+            check_rows_set(&copy, row, i, (double)check_rows_get(x, row, i));
+    }
+    check_rows_freeze(&copy);
+    return copy;
+}
+
+/* Rows 4096 bytes apart, which are taken in lower tiles, and rows that are not; a residual of f32,
+ * which is added in whole vectors, and one of bf16. */
+static void strides_do_not_matter(void **state)
+{
+    (void)state;
+    enum { ROWS = 43, K = 1024, N = 192 };
+    const mstar_activation activations[2] = {MSTAR_ACTIVATION_NONE, MSTAR_ACTIVATION_GELU};
+    check_rng rng = {15};
+    linear_weights w = linear_weights_make(K, N, MSTAR_DTYPE_F32, false, true, &rng);
+    check_rows narrow = check_rows_make(MSTAR_DTYPE_BF16, ROWS, N, N);
+    check_rows x = check_rows_make(MSTAR_DTYPE_F32, ROWS, K, K);
+    check_rows_fill(&x, &rng, -1.0, 1.0);
+    check_rows_fill(&narrow, &rng, -1.0, 1.0);
+    check_rows apart = spread(&x, MSTAR_DTYPE_F32, K + 16);
+    check_rows wide = spread(&narrow, MSTAR_DTYPE_F32, N + 3);
+    for (int c = 0; c < linear_num_levels * 8; c++) {
+        const linear_level *l = &linear_levels[c / 8];
+        mstar_linear *linear = linear_make(l, &w, linear_panels[c % 2], activations[c / 2 % 2]);
+        bool add = c / 4 % 2 == 1;
+        check_rows want = check_rows_make(MSTAR_DTYPE_F32, ROWS, N, N);
+        CHECK_OK(mstar_linear_run(linear, l->streams[0], &apart.tensor, add ? &wide.tensor : NULL,
+                                  &want.tensor));
+        for (int64_t count = 1; count <= ROWS; count += count < 16 ? 1 : 9) {
+            mstar_tensor xs, rs;
+            CHECK_OK(mstar_tensor_slice(&x.tensor, 0, ROWS - count, count, &xs));
+            CHECK_OK(mstar_tensor_slice(&narrow.tensor, 0, ROWS - count, count, &rs));
+            check_rows got = check_rows_make(MSTAR_DTYPE_F32, count, N, N + 5);
+            CHECK_OK(mstar_linear_run(linear, l->streams[count % 3], &xs, add ? &rs : NULL,
+                                      &got.tensor));
+            for (int64_t row = 0; row < count; row++)
+                linear_same_row("strides", &got, row, &want, ROWS - count + row);
+            check_rows_outside(&got, "strides");
+            check_rows_free(&got);
+        }
+        check_rows_free(&want);
+        mstar_linear_destroy(linear);
+    }
+    check_rows_free(&x);
+    check_rows_free(&apart);
+    check_rows_free(&narrow);
+    check_rows_free(&wide);
+    linear_weights_free(&w);
+}
+
 static void bad_rows_stay_apart(void **state)
 {
     (void)state;
@@ -213,6 +270,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_rows_bits_are_its_own),
         cmocka_unit_test(dtypes_are_exact),
+        cmocka_unit_test(strides_do_not_matter),
         cmocka_unit_test(bad_rows_stay_apart),
         cmocka_unit_test(the_callers_mode_does_not_matter),
     };

@@ -77,35 +77,35 @@ static inline vf vf_tanh(vf x)
 }
 
 /*
- * x Phi(x), Phi by erfc so that the left tail keeps its relative accuracy: with z = |x| / sqrt 2,
- * erfc(z) = e^(-z^2) t P(t), t = 1 / (1 + 0.3 z), P of degree 8 (2.0e-8). z^2 is carried in two
- * parts, since its rounding error would be scaled by z^2.
+ * x Phi(x) as max(x, 0) - |x| Phi(-|x|), so that the left tail keeps its relative accuracy. With
+ * a = |x|, Phi(-a) = 2^(-a^2 log2(e) / 2) P(t), t = 1 / (1 + 0.3 a), P of degree 8 (6.4e-8); the
+ * power of two is taken apart as n + f, 2^f by a polynomial of degree 5 (1.1e-7). From 14.6 on the
+ * tail is 0 in f32; the bound keeps infinities out of the product. P is carried with its sign
+ * turned, for the multiply-add at the end.
  */
 static inline vf vf_gelu(vf x)
 {
-    vf one = vf_set1(1.0f);
-    vf z = vf_mul(vf_abs(x), vf_set1(0.70710678118654752f));
-    /* beyond 15 the tail is 0 in f32; the bound keeps infinities out of the lines below */
-    vf zz = vf_min(vf_set1(15.0f), z);
-    vf t = vf_reciprocal(vf_fma(zz, vf_set1(0.3f), one));
-    vf p = vf_set1(-0.12955455957544143f);
-    p = vf_fma(p, t, vf_set1(0.4857293574934482f));
-    p = vf_fma(p, t, vf_set1(-0.5126519200428925f));
-    p = vf_fma(p, t, vf_set1(0.5481902695419993f));
-    p = vf_fma(p, t, vf_set1(-0.09501185984473934f));
-    p = vf_fma(p, t, vf_set1(0.21509917138974352f));
-    p = vf_fma(p, t, vf_set1(0.14828866691189108f));
-    p = vf_fma(p, t, vf_set1(0.17072341292505452f));
-    p = vf_fma(p, t, vf_set1(0.16918744156572985f));
-    vf h = vf_mul(zz, zz);
-    vf low = vf_fma(zz, zz, vf_sub(vf_zero(), h));
-    vf e = vf_exp(vf_sub(vf_zero(), h));
-    e = vf_fma(e, vf_sub(vf_zero(), low), e);
-    vf half_tail = vf_mul(vf_mul(vf_set1(0.5f), vf_mul(t, p)), e);
-    /* Phi(-|x|) = tail / 2; where the tail has underflowed, -inf * 0 must not be NaN */
-    vf left = vf_select(vf_less(vf_set1(15.0f), z), vf_zero(), vf_mul(x, half_tail));
-    vf right = vf_mul(x, vf_sub(one, half_tail));
-    return vf_select(vf_less(x, vf_zero()), left, right);
+    vf a = vf_min(vf_set1(14.6f), vf_abs(x));
+    vf t = vf_reciprocal(vf_fma(a, vf_set1(0.3f), vf_set1(1.0f)));
+    vf y = vf_mul(vf_mul(a, a), vf_set1(-0.72134752f));
+    vf n = vf_round(y);
+    vf f = vf_sub(y, n);
+    vf e = vf_set1(0.00132647273f);
+    e = vf_fma(e, f, vf_set1(0.00967151299f));
+    e = vf_fma(e, f, vf_set1(0.0555073358f));
+    e = vf_fma(e, f, vf_set1(0.240222424f));
+    e = vf_fma(e, f, vf_set1(0.693147004f));
+    e = vf_fma(e, f, vf_set1(1.0f));
+    vf p = vf_set1(-0.0384117588f);
+    p = vf_fma(p, t, vf_set1(0.16932863f));
+    p = vf_fma(p, t, vf_set1(-0.228995398f));
+    p = vf_fma(p, t, vf_set1(0.0768894553f));
+    p = vf_fma(p, t, vf_set1(-0.142799586f));
+    p = vf_fma(p, t, vf_set1(-0.0945712924f));
+    p = vf_fma(p, t, vf_set1(-0.12194898f));
+    p = vf_fma(p, t, vf_set1(-0.119483694f));
+    p = vf_fma(p, t, vf_set1(-7.40278483e-06f));
+    return vf_fma(a, vf_scale2(vf_mul(p, e), n), vf_max(vf_zero(), x));
 }
 
 /* x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3): the same value as the tanh form. */

@@ -195,6 +195,9 @@ typedef struct mstar_ragged_prefill_info {
     /* Graph mode: the static offset vectors, max_num_segments + 1 entries each, whose addresses
        never change; the tail repeats the last offset. NULL in eager mode. Borrowed. */
     const int32_t *q_offsets, *kv_offsets;
+    /* Graph mode: the counts of the plan in force (after create: the ceilings), at addresses that
+       never change, for mstar_stream_set_rows. NULL in eager mode. Borrowed. */
+    const int64_t *token_counter, *kv_token_counter, *segment_counter;
 } mstar_ragged_prefill_info;
 MSTAR_API mstar_status mstar_ragged_prefill_query(const mstar_ragged_prefill *wrapper,
                                                   mstar_ragged_prefill_info *info);

@@ -18,6 +18,7 @@ typedef struct mstar_device mstar_device;
 typedef struct mstar_stream mstar_stream;
 typedef struct mstar_event mstar_event;
 typedef struct mstar_buffer mstar_buffer;
+typedef struct mstar_graph mstar_graph;
 
 /*
  * A host's own thread pool: runs task(context, i) once for every i in [0, num_tasks), on any
@@ -121,6 +122,69 @@ MSTAR_API mstar_status mstar_buffer_upload(mstar_buffer *buffer, mstar_stream *s
                                            size_t offset_bytes, const void *source, size_t bytes);
 MSTAR_API mstar_status mstar_buffer_download(const mstar_buffer *buffer, mstar_stream *stream,
                                              size_t offset_bytes, void *destination, size_t bytes);
+/* From buffer to buffer of one device; the ranges may not overlap. May be captured. */
+MSTAR_API mstar_status mstar_buffer_copy(mstar_buffer *destination, mstar_stream *stream,
+                                         size_t destination_offset_bytes,
+                                         const mstar_buffer *source, size_t source_offset_bytes,
+                                         size_t bytes);
+
+/*
+ * Live row count: while it is set, the operations of mstar/ops.h that are given to the stream, run
+ * or captured, work on rows [0, *num_rows) of their tensors (segments, for pooling), *num_rows
+ * being read when the work runs. Rows past it are neither read nor written. A count below 0 or
+ * above the tensors' rows is refused when it is met. Attention follows its own plan; the counters
+ * that a graph-mode wrapper shows are made to be set here. num_rows: device memory (on the CPU any
+ * memory), kept; NULL removes it.
+ */
+MSTAR_API mstar_status mstar_stream_set_rows(mstar_stream *stream, const int64_t *num_rows);
+
+/*
+ * Capture and replay: between begin and end, operations, attention runs and buffer copies that are
+ * given to the stream are recorded in place of being run; a replay runs all of them, with the bits
+ * that running them one by one gives.
+ *
+ *   What is read at every replay: the contents of tensors, ids, positions and offsets, live row
+ *   counts, and the plans of graph-mode wrappers. So plan again, write new ids, replay.
+ *   What is fixed: addresses, shapes, dtypes, scalars. Whatever was recorded (tensors, wrappers,
+ *   linears, counters) is borrowed and must outlive the graph.
+ *
+ * A thread has one capture at a time and ends it itself. Until then, on this thread, these are
+ * MSTAR_OUT_OF_ORDER: a second begin, a replay, synchronise, events, creating buffers, streams,
+ * wrappers and linears, upload and download, a plan, a run of an eager-mode wrapper, work on
+ * another stream. Such a refusal loses the capture: end names the first one and makes no graph.
+ * Other threads, and other streams on them, are free meanwhile.
+ */
+/* MSTAR_NOT_SUPPORTED on a device without graphs; the CPU has them. */
+MSTAR_API mstar_status mstar_graph_capture_begin(mstar_stream *stream);
+/* Failed or not, the stream is an ordinary one again (not when graph is NULL, or on a thread that
+ * does not capture this stream: nothing changes then). A graph may be empty. */
+MSTAR_API mstar_status mstar_graph_capture_end(mstar_stream *stream, mstar_graph **graph);
+/* Ends the capture without a graph; nothing happens on a stream that this thread does not capture.
+   Destroying the stream does the same. */
+MSTAR_API void mstar_graph_capture_abort(mstar_stream *stream);
+/* 1 or 0. */
+MSTAR_API int mstar_stream_is_capturing(const mstar_stream *stream);
+
+/*
+ * Runs what was recorded, in the order of any stream of the device; allocates nothing. One replay
+ * of a graph at a time; different graphs may replay at once. Refused before anything runs: a plan
+ * or a row count with more rows than the recorded tensors have. An id outside its table, or offsets
+ * outside their rows, end the replay with MSTAR_INVALID_ARGUMENT, and what it writes is then
+ * undefined, though never outside of the recorded tensors.
+ */
+MSTAR_API mstar_status mstar_graph_replay(mstar_graph *graph, mstar_stream *stream);
+MSTAR_API void mstar_graph_destroy(mstar_graph *graph);
+
+typedef struct mstar_graph_info {
+    uint32_t struct_size;
+    uint32_t reserved;
+    int64_t nodes; /* recorded launches */
+    int64_t edges; /* pairs of which the second waits for the first and for nothing in between */
+    int64_t waves; /* steps of a replay; the nodes of a wave overlap */
+    int64_t replays;
+    size_t bytes; /* of memory that the graph holds */
+} mstar_graph_info;
+MSTAR_API mstar_status mstar_graph_query(const mstar_graph *graph, mstar_graph_info *info);
 
 #ifdef __cplusplus
 }

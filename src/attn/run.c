@@ -153,6 +153,9 @@ mstar_status mst_attn_run(mst_attn_wrapper *wrapper, mstar_stream *stream, const
     const mst_attn_plan *plan = &wrapper->plan;
     const mst_attn_shape *shape = &config->shape;
     MST_TRY(mst_attn_pick_stream(wrapper, stream, &stream));
+    MST_TRY(mst_capture_check(stream));
+    if (stream->graph != NULL && !config->graph)
+        return mst_capture_refuse("run of an eager-mode wrapper, whose plan moves,");
     if (!plan->ready)
         return mst_fail(MSTAR_OUT_OF_ORDER,
                         "run was called before plan; in eager mode a wrapper is planned first");
@@ -201,7 +204,12 @@ mstar_status mst_attn_run(mst_attn_wrapper *wrapper, mstar_stream *stream, const
         call.zero_end = out->shape[0];
     }
     call.scratch = wrapper->workspace;
-    if (call.num_items == 0 && call.zero_begin == call.zero_end)
+    call.q_rows = mst_min_i64(q->shape[0], out->shape[0]);
+    call.kv_rows = mst_min_i64(k->shape[kv_row_dim], v->shape[kv_row_dim]);
+    if (config->graph)
+        call.live = (mst_attn_live){&plan->num_items, &plan->num_tokens, &plan->num_kv_tokens,
+                                    &plan->causal};
+    if (stream->graph == NULL && call.num_items == 0 && call.zero_begin == call.zero_end)
         return MSTAR_OK;
     return wrapper->device->backend->attn_run(stream, &call);
 }

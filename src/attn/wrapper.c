@@ -78,6 +78,7 @@ static mstar_status create(mstar_device *device, mst_attn_kind kind,
     mst_attn_config config;
     void *memory = NULL;
     mstar_status status;
+    MST_TRY(mst_capture_refuse("create of a wrapper"));
     MST_TRY(mst_attn_config_read(device, kind, desc, &config));
     MST_TRY(mst_check_not_null("wrapper", created));
     MST_TRY(mst_alloc_zero(sizeof(mst_attn_wrapper), "attention wrapper", &memory));
@@ -103,6 +104,7 @@ fail:
 static mstar_status plan_layout(mst_attn_wrapper *wrapper, mstar_stream *stream,
                                 const mst_attn_layout *layout, int causal)
 {
+    MST_TRY(mst_capture_refuse("plan"));
     MST_TRY(mst_check_range("causal", causal, 0, 1));
     MST_TRY(mst_attn_pick_stream(wrapper, stream, &stream));
     MST_TRY(
@@ -163,6 +165,9 @@ static mstar_status query(const mst_attn_wrapper *wrapper, mstar_ragged_prefill_
     full.kernel_reason = wrapper->kernel_reason;
     full.q_offsets = config->graph ? plan->q_offsets : NULL;
     full.kv_offsets = config->graph ? plan->kv_offsets : NULL;
+    full.token_counter = config->graph ? &plan->num_tokens : NULL;
+    full.kv_token_counter = config->graph ? &plan->num_kv_tokens : NULL;
+    full.segment_counter = config->graph ? &plan->num_segments : NULL;
     return mst_info_write("info", &full, sizeof full, info);
 }
 

@@ -159,6 +159,8 @@ int32_t mst_pool_threads(const mst_pool *pool);
  */
 void mst_parallel_for(mst_pool *pool, int32_t max_threads, int32_t num_tasks, mst_task task,
                       void *context);
+/* Tells the processor that this thread is waiting in a loop. */
+void mst_pause(void);
 
 /* ---- threads.c: how many --------------------------------------------------------------------- */
 

@@ -147,7 +147,7 @@ static int64_t now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-static void pause_once(void)
+void mst_pause(void)
 {
 #if defined(__x86_64__)
     _mm_pause();
@@ -168,7 +168,7 @@ static bool spin_for(mst_pool *pool, uint32_t mask, bool wanted)
                 return true;
             if (pool->spin_ns == 0)
                 return false;
-            pause_once();
+            mst_pause();
         }
         int64_t now = now_ns();
         if (deadline == 0)

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "cpu/cpu.h"
+#include "cpu/cpu_launch.h"
 
 static const mst_kernels *kernels_for(const mstar_device *device, const mst_attn_shape *shape)
 {
@@ -37,32 +37,44 @@ mst_attn_tile mst_cpu_attn_worst_tile(const mstar_device *device, const mst_attn
     return tile;
 }
 
-typedef struct attn_job {
-    const mst_attn_call *call;
-    const mst_kernels *kernels;
-    size_t scratch_bytes; /* of one thread */
-    _Atomic int64_t next;
-} attn_job;
-
-/* The list is ordered longest first; each thread takes the next item until none is left. */
-static void attn_task(void *context, int32_t index)
+/* The plan in force: a recorded run meets another one at every replay. */
+static mstar_status read_plan(mst_attn_call *call)
 {
-    attn_job *job = context;
-    unsigned char *scratch =
-        (unsigned char *)job->call->scratch + job->scratch_bytes * (size_t)index;
-    for (;;) {
-        int64_t i = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
-        if (i >= job->call->num_items)
-            return;
-        job->kernels->attn_item(job->call, &job->call->items[i], scratch);
-    }
+    int64_t tokens = *call->live.num_tokens;
+    int64_t kv_tokens = *call->live.num_kv_tokens;
+    if (tokens > call->q_rows)
+        return mst_fail(MSTAR_INVALID_ARGUMENT,
+                        "attention: the plan has %lld query tokens; q and out were recorded with "
+                        "%lld rows",
+                        (long long)tokens, (long long)call->q_rows);
+    if (kv_tokens > call->kv_rows)
+        return mst_fail(MSTAR_INVALID_ARGUMENT,
+                        "attention: the plan has %lld key tokens; k and v were recorded with %lld "
+                        "rows",
+                        (long long)kv_tokens, (long long)call->kv_rows);
+    call->num_items = *call->live.num_items;
+    call->causal = *call->live.causal;
+    call->zero_begin = tokens;
+    return MSTAR_OK;
 }
 
-static void clear_tail(const mst_attn_call *call)
+static mstar_status prepare(mst_launch *launch, int32_t max_threads)
+{
+    mst_attn_job *job = &launch->as.attn;
+    mst_attn_call *call = &job->call;
+    if (launch->recorded)
+        MST_TRY(read_plan(call));
+    atomic_store_explicit(&job->next, 0, memory_order_relaxed);
+    int64_t work = mst_max_i64(call->num_items, call->zero_begin < call->zero_end ? 1 : 0);
+    launch->tasks = (int32_t)mst_min_i64(max_threads, work);
+    return MSTAR_OK;
+}
+
+static void clear_rows(const mst_attn_call *call, int64_t begin, int64_t end)
 {
     const mst_attn_shape *shape = call->shape;
     size_t bytes = mstar_dtype_bytes(shape->dtype);
-    for (int64_t row = call->zero_begin; row < call->zero_end; row++) {
+    for (int64_t row = begin; row < end; row++) {
         for (int32_t h = 0; h < shape->num_qo_heads; h++) {
             int64_t at = row * call->out_row_stride + h * call->out_head_stride;
             memset((unsigned char *)call->out + at * (int64_t)bytes, 0,
@@ -73,17 +85,51 @@ static void clear_tail(const mst_attn_call *call)
     }
 }
 
+/* The list is ordered longest first; each task takes the next item until none is left, then clears
+ * its part of the tail. */
+static void task(mst_launch *launch, int32_t index)
+{
+    mst_attn_job *job = &launch->as.attn;
+    const mst_attn_call *call = &job->call;
+    unsigned char *scratch = (unsigned char *)call->scratch + job->scratch_bytes * (size_t)index;
+    for (;;) {
+        int64_t i = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
+        if (i >= call->num_items)
+            break;
+        job->kernels->attn_item(call, &call->items[i], scratch);
+    }
+    int64_t begin, end;
+    mst_cut(call->zero_end - call->zero_begin, 1, launch->tasks, index, &begin, &end);
+    clear_rows(call, call->zero_begin + begin, call->zero_begin + end);
+}
+
+static void touch(const mst_launch *launch, mst_regions *regions)
+{
+    const mst_attn_job *job = &launch->as.attn;
+    const mst_attn_call *call = &job->call;
+    const mst_attn_shape *shape = call->shape;
+    int64_t head_dim = shape->head_dim;
+    mst_regions_add_heads(regions, call->q, shape->dtype, call->q_rows, call->q_row_stride,
+                          shape->num_qo_heads, call->q_head_stride, head_dim, false);
+    mst_regions_add_heads(regions, call->k, shape->dtype, call->kv_rows, call->k_row_stride,
+                          shape->num_kv_heads, call->k_head_stride, head_dim, false);
+    mst_regions_add_heads(regions, call->v, shape->dtype, call->kv_rows, call->v_row_stride,
+                          shape->num_kv_heads, call->v_head_stride, head_dim, false);
+    mst_regions_add_heads(regions, call->out, shape->dtype, call->zero_end, call->out_row_stride,
+                          shape->num_qo_heads, call->out_head_stride, head_dim, true);
+    mst_regions_add_heads(regions, call->lse, MSTAR_DTYPE_F32, call->zero_end, call->lse_row_stride,
+                          shape->num_qo_heads, 1, 1, true);
+    mst_regions_add_bytes(regions, call->scratch, job->workspace_bytes, true);
+}
+
 mstar_status mst_cpu_attn_run(mstar_stream *stream, const mst_attn_call *call)
 {
+    static const mst_launch_kind kind = {"attention", prepare, task, touch, NULL};
     const mst_kernels *kernels = kernels_for(stream->device, call->shape);
-    attn_job job = {.call = call,
-                    .kernels = kernels,
-                    .scratch_bytes = kernels->attn_scratch_bytes(call->shape)};
-    atomic_init(&job.next, 0);
-    int64_t tasks = mst_min_i64(stream->max_threads, call->num_items);
-    if (tasks > 0)
-        mst_parallel_for(stream->device->pool, stream->max_threads, (int32_t)tasks, attn_task,
-                         &job);
-    clear_tail(call);
-    return MSTAR_OK;
+    mst_launch launch = {.kind = &kind};
+    launch.as.attn.call = *call;
+    launch.as.attn.kernels = kernels;
+    launch.as.attn.scratch_bytes = kernels->attn_scratch_bytes(call->shape);
+    launch.as.attn.workspace_bytes = mst_cpu_attn_scratch_bytes(stream->device, call->shape);
+    return mst_cpu_submit(stream, &launch);
 }

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "cpu/cpu.h"
+#include "cpu/cpu_launch.h"
 
 #define BUFFER_ALIGNMENT 256
 
@@ -80,13 +80,34 @@ static void cpu_memory_free(mstar_device *device, void *memory)
     mst_free(block);
 }
 
+static mstar_status copy_prepare(mst_launch *launch, int32_t max_threads)
+{
+    (void)max_threads;
+    launch->tasks = launch->as.copy.bytes > 0 ? 1 : 0;
+    return MSTAR_OK;
+}
+
+static void copy_task(mst_launch *launch, int32_t index)
+{
+    const mst_copy_job *job = &launch->as.copy;
+    (void)index;
+    memmove(job->destination, job->source, job->bytes);
+}
+
+static void copy_touch(const mst_launch *launch, mst_regions *regions)
+{
+    const mst_copy_job *job = &launch->as.copy;
+    mst_regions_add_bytes(regions, job->source, job->bytes, false);
+    mst_regions_add_bytes(regions, job->destination, job->bytes, true);
+}
+
 static mstar_status cpu_copy(mstar_stream *stream, void *destination, const void *source,
                              size_t bytes)
 {
-    (void)stream;
-    if (bytes > 0)
-        memmove(destination, source, bytes);
-    return MSTAR_OK;
+    static const mst_launch_kind kind = {"copy", copy_prepare, copy_task, copy_touch, NULL};
+    mst_launch launch = {.kind = &kind};
+    launch.as.copy = (mst_copy_job){destination, source, bytes};
+    return mst_cpu_submit(stream, &launch);
 }
 
 static mstar_status stream_nothing(mstar_stream *stream)
@@ -163,6 +184,12 @@ const mst_backend *mst_cpu_backend(void)
         .event_query = event_query,
         .event_synchronize = event_nothing,
         .event_elapsed_ns = event_elapsed_ns,
+        .capture_begin = mst_cpu_capture_begin,
+        .capture_end = mst_cpu_capture_end,
+        .capture_abort = mst_cpu_capture_abort,
+        .graph_replay = mst_cpu_graph_replay,
+        .graph_close = mst_cpu_graph_close,
+        .graph_query = mst_cpu_graph_query,
         .attn_kernel = mst_cpu_attn_kernel,
         .attn_scratch_bytes = mst_cpu_attn_scratch_bytes,
         .attn_tile = mst_cpu_attn_tile,

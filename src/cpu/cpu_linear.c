@@ -1,5 +1,5 @@
 /* cpu_linear.c - cuts packing and products into tasks; the sums are in body_linear.c. */
-#include "cpu/cpu.h"
+#include "cpu/cpu_launch.h"
 
 static int64_t count_panels(const mst_kernels *kernels, const mst_linear_shape *shape)
 {
@@ -92,20 +92,22 @@ void mst_cpu_linear_pack(const mstar_device *device, const mst_linear_shape *sha
     mst_parallel_for(device->pool, device->num_threads, (int32_t)job.parts, pack_task, &job);
 }
 
-typedef struct product_job {
-    const mst_kernels *kernels;
-    mst_linear_work work;
-    mst_linear_grid grid;
-    int64_t rows, panels, row_block;
-} product_job;
-
-static void product_task(void *context, int32_t index)
+static mstar_status prepare(mst_launch *launch, int32_t max_threads)
 {
-    const product_job *job = context;
+    mst_product_job *job = &launch->as.product;
+    job->grid = mst_linear_split(launch->rows, job->panels, job->kernels->linear_tile, max_threads);
+    launch->tasks = launch->rows == 0 ? 0 : (int32_t)(job->grid.row_parts * job->grid.panel_parts);
+    return MSTAR_OK;
+}
+
+static void task(mst_launch *launch, int32_t index)
+{
+    const mst_product_job *job = &launch->as.product;
     int64_t row_begin, row_end, panel_begin, panel_end;
     /* by single rows: the last tiles of a part are evened out, which costs less than unequal parts
      */
-    mst_cut(job->rows, 1, job->grid.row_parts, index / job->grid.panel_parts, &row_begin, &row_end);
+    mst_cut(launch->rows, 1, job->grid.row_parts, index / job->grid.panel_parts, &row_begin,
+            &row_end);
     mst_cut(job->panels, 1, job->grid.panel_parts, index % job->grid.panel_parts, &panel_begin,
             &panel_end);
     for (int64_t row = row_begin; row < row_end; row += job->row_block)
@@ -114,27 +116,33 @@ static void product_task(void *context, int32_t index)
                     panel_end);
 }
 
+/* The panels and their bias are nobody's output. */
+static void touch(const mst_launch *launch, mst_regions *regions)
+{
+    const mst_linear_work *work = &launch->as.product.work;
+    int64_t rows = launch->max_rows;
+    mst_regions_add_rows(regions, &work->x, rows, work->shape->in_features, false);
+    mst_regions_add_rows(regions, &work->residual, rows, work->shape->out_features, false);
+    mst_regions_add_rows(regions, &work->out, rows, work->shape->out_features, true);
+}
+
 mstar_status mst_cpu_linear_run(mstar_stream *stream, const mst_linear_shape *shape,
                                 const void *packed, const float *bias, int64_t num_rows, mst_rows x,
                                 mst_rows residual, mst_rows out)
 {
+    static const mst_launch_kind kind = {"linear", prepare, task, touch, NULL};
     const mst_cpu *cpu = mst_cpu_of(stream->device);
-    product_job job = {.kernels = cpu->kernels,
-                       .work = {.shape = shape,
-                                .packed = packed,
-                                .bias = bias,
-                                .x = x,
-                                .residual = residual,
-                                .out = out},
-                       .rows = num_rows,
-                       .panels = count_panels(cpu->kernels, shape)};
-    if (num_rows == 0)
-        return MSTAR_OK;
-    job.grid =
-        mst_linear_split(num_rows, job.panels, cpu->kernels->linear_tile, stream->max_threads);
-    job.row_block =
-        mst_linear_row_block(shape->in_features, cpu->kernels->linear_tile, cpu->l2_bytes);
-    mst_parallel_for(stream->device->pool, stream->max_threads,
-                     (int32_t)(job.grid.row_parts * job.grid.panel_parts), product_task, &job);
-    return MSTAR_OK;
+    mst_launch launch = {.kind = &kind, .max_rows = num_rows, .live_rows = stream->num_rows};
+    launch.as.product =
+        (mst_product_job){.kernels = cpu->kernels,
+                          .work = {.shape = shape,
+                                   .packed = packed,
+                                   .bias = bias,
+                                   .x = x,
+                                   .residual = residual,
+                                   .out = out},
+                          .panels = count_panels(cpu->kernels, shape),
+                          .row_block = mst_linear_row_block(
+                              shape->in_features, cpu->kernels->linear_tile, cpu->l2_bytes)};
+    return mst_cpu_submit(stream, &launch);
 }

@@ -1,55 +1,126 @@
 /*
  * cpu_rows.c - the row by row operations over the threads of a stream.
  *
- * One job type for all: the rows are cut evenly, and each part runs one function row by row.
+ * One job type for all: the rows are cut evenly, and each task runs one function row by row.
  */
-#include "cpu/cpu.h"
+#include "cpu/cpu_launch.h"
 
 /* Elements below which waking a second thread costs more than it saves. */
-#define PART_ELEMENTS 8192
+#define TASK_ELEMENTS 8192
 
-typedef struct rows_job rows_job;
-struct rows_job {
-    void (*row)(const rows_job *job, int64_t row);
-    const mst_kernels *kernels;
-    int64_t num_rows, parts;
-    int64_t width;
-    mst_rows x, residual, out;
-    const float *weight, *bias;
-    float eps;
-    mstar_activation activation;
-    mstar_pooling pooling;
-    const mst_rows *tables;
-    const int32_t *const *ids;
-    int32_t num_tables;
-    const int32_t *cu_seqlens, *skip;
-    int32_t num_heads, head_dim, rotary_dim;
-    int64_t x_head_stride, out_head_stride;
-    const int32_t *positions;
-    double theta;
-    bool interleaved;
-};
+typedef mst_rows_job rows_job;
 
-static void rows_task(void *context, int32_t index)
+/* What all rows touch together. Recorded offsets may be anything. */
+static int64_t count_elements(const mst_launch *launch)
 {
-    const rows_job *job = context;
-    int64_t begin, end;
-    mst_cut(job->num_rows, 1, job->parts, index, &begin, &end);
-    for (int64_t row = begin; row < end; row++)
-        job->row(job, row);
+    const rows_job *job = &launch->as.rows;
+    if (job->cu_seqlens == NULL)
+        return launch->rows * job->row_elements;
+    int64_t tokens = (int64_t)job->cu_seqlens[launch->rows] - job->cu_seqlens[0];
+    return mst_max_i64(0, mst_min_i64(tokens, job->x.num_rows)) * job->width;
 }
 
-/* elements: what all rows touch together, for the choice of parts. */
-static mstar_status run_rows(mstar_stream *stream, rows_job *job, int64_t elements)
+static mstar_status prepare(mst_launch *launch, int32_t max_threads)
 {
-    if (job->num_rows == 0)
+    if (launch->rows == 0) {
+        launch->tasks = 0;
         return MSTAR_OK;
-    job->kernels = mst_cpu_of(stream->device)->kernels;
-    job->parts = mst_max_i64(1, mst_min_i64(elements / PART_ELEMENTS, stream->max_threads));
-    job->parts = mst_min_i64(job->parts, job->num_rows);
-    mst_parallel_for(stream->device->pool, stream->max_threads, (int32_t)job->parts, rows_task,
-                     job);
+    }
+    int64_t tasks = mst_min_i64(count_elements(launch) / TASK_ELEMENTS, max_threads);
+    launch->tasks = (int32_t)mst_min_i64(mst_max_i64(1, tasks), launch->rows);
     return MSTAR_OK;
+}
+
+/* Whether what row reads lies inside of its tensors; told to have been checked unless recorded. */
+static bool is_sound(const rows_job *job, int64_t row)
+{
+    for (int32_t i = 0; i < job->num_tables; i++) {
+        if (job->ids[i][row] < 0 || job->ids[i][row] >= job->tables[i].num_rows)
+            return false;
+    }
+    if (job->cu_seqlens == NULL)
+        return true;
+    int32_t begin = job->cu_seqlens[row], end = job->cu_seqlens[row + 1];
+    return 0 <= begin && begin <= end && end <= job->x.num_rows &&
+           (job->skip == NULL || job->skip[row] >= 0);
+}
+
+static void task(mst_launch *launch, int32_t index)
+{
+    const rows_job *job = &launch->as.rows;
+    bool check = launch->recorded && (job->num_tables > 0 || job->cu_seqlens != NULL);
+    int64_t begin, end;
+    mst_cut(launch->rows, 1, launch->tasks, index, &begin, &end);
+    for (int64_t row = begin; row < end; row++) {
+        if (check && !is_sound(job, row)) {
+            atomic_store_explicit(&launch->bad, true, memory_order_relaxed);
+            return;
+        }
+        job->row(job, row);
+    }
+}
+
+static mstar_status explain(const mst_launch *launch)
+{
+    const rows_job *job = &launch->as.rows;
+    int64_t row = 0;
+    while (row < launch->rows - 1 && is_sound(job, row))
+        row++;
+    for (int32_t i = 0; i < job->num_tables; i++) {
+        if (job->ids[i][row] < 0 || job->ids[i][row] >= job->tables[i].num_rows)
+            return mst_fail(MSTAR_INVALID_ARGUMENT,
+                            "replay of an embedding: ids[%d][%lld] is %d; tables[%d] has rows 0 to "
+                            "%lld",
+                            i, (long long)row, job->ids[i][row], i,
+                            (long long)job->tables[i].num_rows - 1);
+    }
+    return mst_fail(MSTAR_INVALID_ARGUMENT,
+                    "replay of a pooling: segment %lld has offsets %d to %d and skips %d; offsets "
+                    "must rise within 0 to %lld and skip is 0 or more",
+                    (long long)row, job->cu_seqlens[row], job->cu_seqlens[row + 1],
+                    job->skip != NULL ? job->skip[row] : 0, (long long)job->x.num_rows);
+}
+
+static void touch(const mst_launch *launch, mst_regions *regions)
+{
+    const rows_job *job = &launch->as.rows;
+    int64_t rows = launch->max_rows;
+    uint64_t ints = (uint64_t)rows * sizeof(int32_t);
+    uint64_t floats = (uint64_t)job->width * sizeof(float);
+    if (job->num_heads > 0) {
+        mst_regions_add_heads(regions, job->x.data, job->x.dtype, rows, job->x.row_stride,
+                              job->num_heads, job->x_head_stride, job->head_dim, false);
+        mst_regions_add_heads(regions, job->out.data, job->out.dtype, rows, job->out.row_stride,
+                              job->num_heads, job->out_head_stride, job->head_dim, true);
+        mst_regions_add_bytes(regions, job->positions, ints, false);
+        return;
+    }
+    mst_regions_add_rows(regions, &job->x, job->cu_seqlens != NULL ? job->x.num_rows : rows,
+                         job->width, false);
+    mst_regions_add_rows(regions, &job->residual, rows, job->width, false);
+    mst_regions_add_rows(regions, &job->out, rows, job->width, true);
+    mst_regions_add_bytes(regions, job->weight, floats, false);
+    mst_regions_add_bytes(regions, job->bias, floats, false);
+    for (int32_t i = 0; i < job->num_tables; i++) {
+        mst_regions_add_rows(regions, &job->tables[i], job->tables[i].num_rows, job->width, false);
+        mst_regions_add_bytes(regions, job->ids[i], ints, false);
+    }
+    mst_regions_add_bytes(regions, job->cu_seqlens, ints + sizeof(int32_t), false);
+    mst_regions_add_bytes(regions, job->skip, ints, false);
+}
+
+#define KIND(name)                          \
+    {                                       \
+        name, prepare, task, touch, explain \
+    }
+
+static mstar_status run_rows(mstar_stream *stream, const mst_launch_kind *kind, int64_t num_rows,
+                             const rows_job *job)
+{
+    mst_launch launch = {.kind = kind, .max_rows = num_rows, .live_rows = stream->num_rows};
+    launch.as.rows = *job;
+    launch.as.rows.kernels = mst_cpu_of(stream->device)->kernels;
+    return mst_cpu_submit(stream, &launch);
 }
 
 static void layer_norm(const rows_job *job, int64_t row)
@@ -62,8 +133,9 @@ mstar_status mst_cpu_layer_norm(mstar_stream *stream, int64_t num_rows, int64_t 
                                 mst_rows residual, const float *weight, const float *bias,
                                 float eps, mst_rows out)
 {
+    static const mst_launch_kind kind = KIND("layer_norm");
     rows_job job = {.row = layer_norm,
-                    .num_rows = num_rows,
+                    .row_elements = width,
                     .width = width,
                     .x = x,
                     .residual = residual,
@@ -71,7 +143,7 @@ mstar_status mst_cpu_layer_norm(mstar_stream *stream, int64_t num_rows, int64_t 
                     .bias = bias,
                     .eps = eps,
                     .out = out};
-    return run_rows(stream, &job, num_rows * width);
+    return run_rows(stream, &kind, num_rows, &job);
 }
 
 static void rms_norm(const rows_job *job, int64_t row)
@@ -83,15 +155,16 @@ static void rms_norm(const rows_job *job, int64_t row)
 mstar_status mst_cpu_rms_norm(mstar_stream *stream, int64_t num_rows, int64_t width, mst_rows x,
                               mst_rows residual, const float *weight, float eps, mst_rows out)
 {
+    static const mst_launch_kind kind = KIND("rms_norm");
     rows_job job = {.row = rms_norm,
-                    .num_rows = num_rows,
+                    .row_elements = width,
                     .width = width,
                     .x = x,
                     .residual = residual,
                     .weight = weight,
                     .eps = eps,
                     .out = out};
-    return run_rows(stream, &job, num_rows * width);
+    return run_rows(stream, &kind, num_rows, &job);
 }
 
 static void activation_row(const rows_job *job, int64_t row)
@@ -102,13 +175,14 @@ static void activation_row(const rows_job *job, int64_t row)
 mstar_status mst_cpu_activation(mstar_stream *stream, int64_t num_rows, int64_t width,
                                 mstar_activation activation, mst_rows x, mst_rows out)
 {
+    static const mst_launch_kind kind = KIND("activation");
     rows_job job = {.row = activation_row,
-                    .num_rows = num_rows,
+                    .row_elements = width,
                     .width = width,
                     .activation = activation,
                     .x = x,
                     .out = out};
-    return run_rows(stream, &job, num_rows * width);
+    return run_rows(stream, &kind, num_rows, &job);
 }
 
 static void embedding(const rows_job *job, int64_t row)
@@ -120,14 +194,17 @@ mstar_status mst_cpu_embedding(mstar_stream *stream, int64_t num_rows, int64_t w
                                const mst_rows *tables, const int32_t *const *ids,
                                int32_t num_tables, mst_rows out)
 {
+    static const mst_launch_kind kind = KIND("embedding");
     rows_job job = {.row = embedding,
-                    .num_rows = num_rows,
+                    .row_elements = width,
                     .width = width,
-                    .tables = tables,
-                    .ids = ids,
                     .num_tables = num_tables,
                     .out = out};
-    return run_rows(stream, &job, num_rows * width);
+    for (int32_t i = 0; i < num_tables; i++) {
+        job.tables[i] = tables[i];
+        job.ids[i] = ids[i];
+    }
+    return run_rows(stream, &kind, num_rows, &job);
 }
 
 static void pooling_row(const rows_job *job, int64_t segment)
@@ -143,16 +220,15 @@ mstar_status mst_cpu_pooling(mstar_stream *stream, mstar_pooling pooling, int64_
                              const int32_t *cu_seqlens, int64_t num_segments, const int32_t *skip,
                              mst_rows out)
 {
+    static const mst_launch_kind kind = KIND("pooling");
     rows_job job = {.row = pooling_row,
-                    .num_rows = num_segments,
                     .width = width,
                     .pooling = pooling,
                     .x = x,
                     .cu_seqlens = cu_seqlens,
                     .skip = skip,
                     .out = out};
-    int64_t tokens = num_segments > 0 ? (int64_t)cu_seqlens[num_segments] - cu_seqlens[0] : 0;
-    return run_rows(stream, &job, tokens * width);
+    return run_rows(stream, &kind, num_segments, &job);
 }
 
 static void normalize(const rows_job *job, int64_t row)
@@ -163,8 +239,9 @@ static void normalize(const rows_job *job, int64_t row)
 mstar_status mst_cpu_normalize(mstar_stream *stream, int64_t num_rows, int64_t width, mst_rows x,
                                mst_rows out)
 {
-    rows_job job = {.row = normalize, .num_rows = num_rows, .width = width, .x = x, .out = out};
-    return run_rows(stream, &job, num_rows * width);
+    static const mst_launch_kind kind = KIND("normalize");
+    rows_job job = {.row = normalize, .row_elements = width, .width = width, .x = x, .out = out};
+    return run_rows(stream, &kind, num_rows, &job);
 }
 
 static void rotary(const rows_job *job, int64_t row)
@@ -179,8 +256,9 @@ mstar_status mst_cpu_rotary(mstar_stream *stream, int64_t num_tokens, int32_t nu
                             const int32_t *positions, double theta, int32_t rotary_dim,
                             bool interleaved, mst_rows out, int64_t out_head_stride)
 {
+    static const mst_launch_kind kind = KIND("rotary");
     rows_job job = {.row = rotary,
-                    .num_rows = num_tokens,
+                    .row_elements = (int64_t)num_heads * head_dim,
                     .num_heads = num_heads,
                     .head_dim = head_dim,
                     .x = x,
@@ -191,5 +269,5 @@ mstar_status mst_cpu_rotary(mstar_stream *stream, int64_t num_tokens, int32_t nu
                     .interleaved = interleaved,
                     .out = out,
                     .out_head_stride = out_head_stride};
-    return run_rows(stream, &job, num_tokens * num_heads * head_dim);
+    return run_rows(stream, &kind, num_tokens, &job);
 }

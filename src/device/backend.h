@@ -6,6 +6,12 @@
  * and strides count elements. On the CPU a call has finished when it returns; on a GPU it is
  * queued.
  *
+ * A stream with a live row count (stream->num_rows) does that many of the rows that a call names,
+ * the count being read when the work runs; attention follows its plan instead. A stream that
+ * captures (stream->graph) records compute entries and copies: each replay then runs them, in an
+ * order that gives what the recorded order gives. The contents of ids and offsets have been checked
+ * for work that runs now; recorded work checks them itself, since they are other ones by then.
+ *
  * Promise of every compute entry: the bits of an output row depend only on that row's own inputs
  * (attention: on its segment), never on how many rows there are, their place, or the threads.
  */
@@ -32,7 +38,9 @@ struct mstar_device {
 
 struct mstar_stream {
     mstar_device *device;
-    int32_t max_threads; /* >= 1 */
+    int32_t max_threads;     /* >= 1 */
+    mstar_graph *graph;      /* what records this stream's work; NULL: it runs */
+    const int64_t *num_rows; /* the live row count (mstar_stream_set_rows); NULL: none */
     void *impl;
 };
 
@@ -41,6 +49,14 @@ struct mstar_event {
     bool recorded;
     int64_t time_ns; /* CPU */
     void *impl;
+};
+
+struct mstar_graph {
+    mstar_device *device;
+    int64_t replays;
+    mstar_status failure; /* of the capture: the first refusal; MSTAR_OK so far */
+    char failure_text[256];
+    void *impl; /* the recorded work, the backend's own */
 };
 
 /* ---- attention ------------------------------------------------------------------------------- */
@@ -76,6 +92,15 @@ typedef struct mst_attn_item {
     int32_t slot;              /* partial result's place; -1 without a split */
 } mst_attn_item;
 
+/*
+ * What of a graph-mode plan changes from plan to plan, at one address (host memory) for the
+ * wrapper's life. A recorded run reads it at every replay. num_items NULL: an eager plan.
+ */
+typedef struct mst_attn_live {
+    const int64_t *num_items, *num_tokens, *num_kv_tokens;
+    const bool *causal;
+} mst_attn_live;
+
 typedef struct mst_attn_call {
     const mst_attn_shape *shape;
     bool causal;
@@ -93,6 +118,8 @@ typedef struct mst_attn_call {
     int64_t zero_begin,
         zero_end;  /* rows of out (lse: -inf) to clear: graph mode's tail; equal = none */
     void *scratch; /* attn_scratch_bytes, aligned to 64 */
+    mst_attn_live live;
+    int64_t q_rows, kv_rows; /* rows that q and out have, that k and v have */
 } mst_attn_call;
 
 /* ---- ops ------------------------------------------------------------------------------------- */
@@ -102,7 +129,11 @@ typedef struct mst_rows {
     void *data;
     mstar_dtype dtype;
     int64_t row_stride;
+    int64_t num_rows; /* as many as there are: a table's for the ids, x's for pooling's offsets */
 } mst_rows;
+
+/* Tables of one embedding, at most. */
+#define MST_MAX_TABLES 8
 
 /* The bias of a product is padded with zeros to this many columns: kernels read whole vectors. */
 #define MST_LINEAR_PAD 64
@@ -140,6 +171,18 @@ struct mst_backend {
     mstar_status (*event_query)(mstar_event *event, int *done);
     mstar_status (*event_synchronize)(mstar_event *event);
     mstar_status (*event_elapsed_ns)(const mstar_event *start, const mstar_event *end, int64_t *ns);
+
+    /* ---- graphs; all NULL on a device without ---- */
+    /* From here on stream->graph == graph. */
+    mstar_status (*capture_begin)(mstar_stream *stream, mstar_graph *graph);
+    /* Makes what was recorded ready for replay. Failed or not, the stream records no more. */
+    mstar_status (*capture_end)(mstar_stream *stream, mstar_graph *graph);
+    /* The same without a graph; graph_close follows. */
+    void (*capture_abort)(mstar_stream *stream, mstar_graph *graph);
+    mstar_status (*graph_replay)(mstar_graph *graph, mstar_stream *stream);
+    /* Frees what the graph holds in whatever state a begin has left it. */
+    void (*graph_close)(mstar_graph *graph);
+    void (*graph_query)(const mstar_graph *graph, mstar_graph_info *info);
 
     /* Kernel that serves this shape: symbol and reason, static strings. */
     void (*attn_kernel)(const mstar_device *device, const mst_attn_shape *shape,
@@ -196,6 +239,23 @@ struct mst_backend {
 const mst_backend *mst_backend_find(const char *name, size_t name_bytes);
 /* cpu/cpu_backend.c */
 const mst_backend *mst_cpu_backend(void);
+
+/*
+ * graph.c: MSTAR_OUT_OF_ORDER naming the call while this thread captures, and the capture is then
+ * lost; MSTAR_OK otherwise. First line of everything that must not stand inside a capture.
+ */
+mstar_status mst_capture_refuse(const char *call);
+/* The same for work given to a stream: fine on the stream that this thread captures, and on any
+ * stream that nobody captures while this thread does not. A backend asks before it takes work. */
+mstar_status mst_capture_check(const mstar_stream *stream);
+/* Marks the capture of this stream as lost, with the present error text; returns status. */
+mstar_status mst_capture_fail(mstar_stream *stream, mstar_status status);
+/* Ends a capture of the stream without a graph, whoever began it; nothing where there is none. */
+void mst_capture_drop(mstar_stream *stream);
+
+/* stream.c: rows that work of num_rows rows does now: the live row count where there is one.
+ * INVALID_ARGUMENT when it is more, or negative. */
+mstar_status mst_stream_rows(const mstar_stream *stream, int64_t num_rows, int64_t *rows);
 
 /* device.c: objects that live on a device count themselves in and out. */
 void mst_device_retain(mstar_device *device);

@@ -11,6 +11,7 @@ mstar_status mstar_buffer_create(mstar_device *device, size_t bytes, mstar_buffe
 {
     MST_TRY(mst_check_not_null("device", device));
     MST_TRY(mst_check_not_null("buffer", buffer));
+    MST_TRY(mst_capture_refuse("create of a buffer"));
     void *memory;
     MST_TRY(mst_alloc_zero(sizeof(mstar_buffer), "buffer", &memory));
     mstar_buffer *made = memory;
@@ -49,7 +50,25 @@ size_t mstar_buffer_get_bytes(const mstar_buffer *buffer)
     return buffer != NULL ? buffer->bytes : 0;
 }
 
-/* Everything that up and down have in common; the device address of the range goes to *place. */
+static mstar_status check_range(const char *name, const mstar_buffer *buffer, size_t offset_bytes,
+                                size_t bytes)
+{
+    if (offset_bytes > buffer->bytes || bytes > buffer->bytes - offset_bytes)
+        return mst_fail(
+            MSTAR_INVALID_ARGUMENT,
+            "%soffset_bytes %zu plus bytes %zu is past the end of the buffer of %zu bytes", name,
+            offset_bytes, bytes, buffer->bytes);
+    return MSTAR_OK;
+}
+
+static bool overlap(const void *one, const void *other, size_t bytes)
+{
+    uintptr_t a = (uintptr_t)one, b = (uintptr_t)other;
+    return a < b ? b - a < bytes : a - b < bytes;
+}
+
+/* Everything that up and down have in common; the device address of the range goes to *place. A
+ * recorded copy would read or write host memory that may be gone at a replay. */
 static mstar_status check_copy(const mstar_buffer *buffer, const mstar_stream *stream,
                                size_t offset_bytes, const char *host_name, const void *host,
                                size_t bytes, unsigned char **place)
@@ -58,18 +77,14 @@ static mstar_status check_copy(const mstar_buffer *buffer, const mstar_stream *s
     MST_TRY(mst_check_not_null("stream", stream));
     if (stream->device != buffer->device)
         return mst_fail(MSTAR_INVALID_ARGUMENT, "buffer and stream were made on two devices");
-    if (offset_bytes > buffer->bytes || bytes > buffer->bytes - offset_bytes)
-        return mst_fail(
-            MSTAR_INVALID_ARGUMENT,
-            "offset_bytes %zu plus bytes %zu is past the end of the buffer of %zu bytes",
-            offset_bytes, bytes, buffer->bytes);
+    MST_TRY(mst_capture_refuse("upload or download"));
+    MST_TRY(check_range("", buffer, offset_bytes, bytes));
     *place = NULL;
     if (bytes == 0)
         return MSTAR_OK;
     MST_TRY(mst_check_not_null(host_name, host));
     *place = (unsigned char *)buffer->data + offset_bytes;
-    uintptr_t a = (uintptr_t)*place, b = (uintptr_t)host;
-    if (a < b ? b - a < bytes : a - b < bytes)
+    if (overlap(*place, host, bytes))
         return mst_fail(MSTAR_INVALID_ARGUMENT, "%s overlaps the range of the buffer", host_name);
     return MSTAR_OK;
 }
@@ -88,4 +103,28 @@ mstar_status mstar_buffer_download(const mstar_buffer *buffer, mstar_stream *str
     unsigned char *place = NULL;
     MST_TRY(check_copy(buffer, stream, offset_bytes, "destination", destination, bytes, &place));
     return bytes == 0 ? MSTAR_OK : buffer->device->backend->copy(stream, destination, place, bytes);
+}
+
+mstar_status mstar_buffer_copy(mstar_buffer *destination, mstar_stream *stream,
+                               size_t destination_offset_bytes, const mstar_buffer *source,
+                               size_t source_offset_bytes, size_t bytes)
+{
+    MST_TRY(mst_check_not_null("destination", destination));
+    MST_TRY(mst_check_not_null("stream", stream));
+    MST_TRY(mst_check_not_null("source", source));
+    if (stream->device != destination->device || stream->device != source->device)
+        return mst_fail(MSTAR_INVALID_ARGUMENT,
+                        "destination, source and stream were made on two devices");
+    MST_TRY(check_range("destination_", destination, destination_offset_bytes, bytes));
+    MST_TRY(check_range("source_", source, source_offset_bytes, bytes));
+    if (bytes == 0)
+        return MSTAR_OK;
+    unsigned char *to = (unsigned char *)destination->data + destination_offset_bytes;
+    const unsigned char *from = (const unsigned char *)source->data + source_offset_bytes;
+    if (overlap(to, from, bytes))
+        return mst_fail(MSTAR_INVALID_ARGUMENT,
+                        "destination_offset_bytes %zu and source_offset_bytes %zu: the ranges of "
+                        "%zu bytes overlap in one buffer",
+                        destination_offset_bytes, source_offset_bytes, bytes);
+    return stream->device->backend->copy(stream, to, from, bytes);
 }

@@ -6,6 +6,7 @@ mstar_status mstar_event_create(mstar_device *device, mstar_event **event)
 {
     MST_TRY(mst_check_not_null("device", device));
     MST_TRY(mst_check_not_null("event", event));
+    MST_TRY(mst_capture_refuse("create of an event"));
     void *memory;
     MST_TRY(mst_alloc_zero(sizeof(mstar_event), "event", &memory));
     mstar_event *made = memory;
@@ -36,7 +37,7 @@ static mstar_status check_pair(const mstar_event *event, const mstar_stream *str
     MST_TRY(mst_check_not_null("stream", stream));
     if (event->device != stream->device)
         return mst_fail(MSTAR_INVALID_ARGUMENT, "event and stream were made on two devices");
-    return MSTAR_OK;
+    return mst_capture_refuse("an event");
 }
 
 mstar_status mstar_event_record(mstar_event *event, mstar_stream *stream)
@@ -69,6 +70,7 @@ mstar_status mstar_event_query(mstar_event *event, int *done)
 mstar_status mstar_event_synchronize(mstar_event *event)
 {
     MST_TRY(mst_check_not_null("event", event));
+    MST_TRY(mst_capture_refuse("synchronize"));
     if (!event->recorded)
         return MSTAR_OK;
     return event->device->backend->event_synchronize(event);

@@ -8,7 +8,6 @@
 #define MST_MAX_ROWS INT32_MAX
 #define MST_MAX_WIDTH (1 << 24)
 #define MST_MAX_PARTS 64
-#define MST_MAX_TABLES 8
 
 /* An input [T, M] or [T, H, D] of a compute dtype on the device; sizes within the ceilings. */
 mstar_status mst_ops_check_input(const mstar_device *device, const char *name,
@@ -30,6 +29,9 @@ mstar_status mst_ops_check_vector(const mstar_device *device, const char *name,
                                   const mstar_tensor *tensor, int64_t width,
                                   const mstar_tensor *out);
 mstar_status mst_ops_check_activation(const char *name, mstar_activation activation);
+/* Rows whose ids or offsets are read by this very call: the live count where the stream has one, 0
+ * while it captures. */
+mstar_status mst_ops_rows_now(const mstar_stream *stream, int64_t num_rows, int64_t *rows);
 /* NULL gives absent rows. */
 mst_rows mst_ops_rows(const mstar_tensor *tensor);
 

@@ -115,9 +115,15 @@ mstar_status mst_ops_check_vector(const mstar_device *device, const char *name,
     return mst_tensor_check_apart(name, tensor, "out", out);
 }
 
+mstar_status mst_ops_rows_now(const mstar_stream *stream, int64_t num_rows, int64_t *rows)
+{
+    *rows = 0;
+    return stream->graph != NULL ? MSTAR_OK : mst_stream_rows(stream, num_rows, rows);
+}
+
 mst_rows mst_ops_rows(const mstar_tensor *tensor)
 {
     if (tensor == NULL)
-        return (mst_rows){NULL, MSTAR_DTYPE_F32, 0};
-    return (mst_rows){tensor->data, tensor->dtype, tensor->strides[0]};
+        return (mst_rows){.data = NULL};
+    return (mst_rows){tensor->data, tensor->dtype, tensor->strides[0], tensor->shape[0]};
 }

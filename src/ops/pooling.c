@@ -82,7 +82,9 @@ mstar_status mstar_pooling_run(mstar_stream *stream, mstar_pooling pooling, cons
         MST_TRY(mst_ops_check_ints("cu_seqlens", cu_seqlens, num_segments + 1, out));
     if (skip != NULL)
         MST_TRY(mst_ops_check_ints("skip", skip, num_segments, out));
-    MST_TRY(check_segments(cu_seqlens, num_segments, skip, x->shape[0]));
+    int64_t read_now;
+    MST_TRY(mst_ops_rows_now(stream, num_segments, &read_now));
+    MST_TRY(check_segments(cu_seqlens, read_now, skip, x->shape[0]));
     if (num_segments == 0 || x->shape[1] == 0)
         return MSTAR_OK;
     return stream->device->backend->pooling(stream, pooling, x->shape[1], mst_ops_rows(x),

@@ -11,7 +11,8 @@
  * block's first up for O and for the weights' sum. Blocks that a row does not see change none of
  * its bits, so how rows share tiles never shows.
  *
- * Weights are 2^(s - max) with s = q.k * sm_scale * log2 e, so that the largest weighs exactly 1.
+ * Weights are 2^(s - max) with s = q.k * sm_scale * log2 e, so that the largest weighs exactly 1. s
+ * is kept halved: any score that f32 holds stays finite.
  * Where the ISA multiplies pairs of bf16 (ATTN_PAIRS), bf16 inputs stay bf16: Q, K and V are laid
  * out in pairs (along D for S, along keys for O), weights are rounded to bf16 for O += P V, and
  * their sum is taken before rounding. Elsewhere, and for f16, inputs are widened exactly.
@@ -42,7 +43,7 @@
 #else
 #define ATTN_PAIRS VF_PAIRS
 #endif
-#define LOG2_E 1.4426950408889634f
+#define HALF_LOG2_E 0.7213475204444817f
 #define LN_2 0.69314718055994531
 
 typedef struct attn_scratch {
@@ -51,7 +52,7 @@ typedef struct attn_scratch {
     float *v;                       /* [BLOCK][v_stride] */
     float *s;                       /* [BLOCK][TILE_ROWS], scores and then weights */
     float *o;                       /* [TILE_ROWS][v_stride] */
-    float *max, *sum, *keep;        /* [TILE_ROWS]; max in units of log 2 */
+    float *max, *sum, *keep;        /* [TILE_ROWS]; max in units of 2 log 2 */
     float *low, *high;              /* visible keys of a row within the block: [low, high) */
     int64_t *first_seen, *end_seen; /* and within the segment */
 } attn_scratch;
@@ -334,6 +335,13 @@ static void place_block(const attn_tile *t, int64_t first, int64_t n)
     }
 }
 
+/* 2^(2 (x - top)) for halved scores. */
+static inline __attribute__((always_inline)) vf weight_of(vf x, vf top)
+{
+    vf below = vf_sub(x, top);
+    return vf_exp2_nonpositive(vf_add(below, below));
+}
+
 /* Weight of one key for VF_LANES rows; masked scores have been scaled already. */
 static inline __attribute__((always_inline)) vf weigh(const float *s, vf scale, vf shift,
                                                       const bool masked)
@@ -341,7 +349,7 @@ static inline __attribute__((always_inline)) vf weigh(const float *s, vf scale, 
     vf x = vf_load(s);
     if (!masked)
         x = vf_mul(x, scale);
-    return vf_exp2_nonpositive(vf_sub(x, shift));
+    return weight_of(x, shift);
 }
 
 /*
@@ -391,7 +399,7 @@ static inline __attribute__((always_inline)) void softmax_lanes(const attn_tile 
         }
         vf_store(s + j / 2 * TILE_ROWS, vf_pack_pairs(p, next));
     }
-    vf keep = vf_exp2_nonpositive(vf_sub(before, shift));
+    vf keep = weight_of(before, shift);
     vf_store(t->scratch.keep + r, keep);
     vf_store(t->scratch.max + r, now);
     vf_store(t->scratch.sum + r, vf_fma(vf_load(t->scratch.sum + r), keep, sum));
@@ -400,7 +408,7 @@ static inline __attribute__((always_inline)) void softmax_lanes(const attn_tile 
 /* first_block: there is no output yet that would have to be scaled. */
 static void softmax_block(const attn_tile *t, int64_t n, bool masked, bool first_block)
 {
-    vf scale = vf_mul(vf_set1(t->call->shape->sm_scale), vf_set1(LOG2_E));
+    vf scale = vf_mul(vf_set1(t->call->shape->sm_scale), vf_set1(HALF_LOG2_E));
     for (int64_t r = 0; r < t->lanes; r += VF_LANES) {
         if (t->pairs && masked)
             softmax_lanes(t, r, n, scale, true, true);
@@ -470,7 +478,7 @@ static float lse_of(float max, float sum)
         return -INFINITY;
     if (!(sum < INFINITY))
         return sum; /* NaN */
-    return (float)((double)max * LN_2 + log_f64(sum));
+    return (float)((double)max * (2.0 * LN_2) + log_f64(sum));
 }
 
 static void store_rows(const attn_tile *t)

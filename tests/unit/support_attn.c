@@ -378,6 +378,25 @@ void attn_set(const mstar_tensor *tensor, int64_t a, int64_t b, int64_t c, float
                       a * tensor->strides[0] + b * tensor->strides[1] + c, value);
 }
 
+/* One number of the pool after the other; 65521 is a prime, so that no row repeats another. */
+static void draw_pool(test_random *random, const mstar_tensor *tensor, int32_t row_dim,
+                      int64_t rows)
+{
+    enum { POOL = 65521 };
+    float *pool = checked_alloc(POOL * sizeof *pool);
+    int64_t next = test_random_between(random, 0, POOL - 1);
+    for (int i = 0; i < POOL; i++)
+        pool[i] = (float)test_random_normal(random);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t head = 0; head < tensor->shape[1 - row_dim]; head++)
+            for (int64_t d = 0; d < tensor->shape[2]; d++) {
+                attn_set(tensor, row_dim == 0 ? row : head, row_dim == 0 ? head : row, d,
+                         pool[next]);
+                next = next + 1 < POOL ? next + 1 : 0;
+            }
+    free(pool);
+}
+
 static void draw(test_random *random, const mstar_tensor *tensor, int32_t row_dim, int64_t rows,
                  double magnitude)
 {
@@ -433,6 +452,13 @@ void attn_data_make(const attn_problem *problem, attn_data *data)
     poison(&data->q);
     poison(&data->k);
     poison(&data->v);
+    if (problem->values == ATTN_POOL) {
+        draw_pool(&random, &data->q.tensor, 0, tokens);
+        draw_pool(&random, &data->k.tensor, by_head ? 1 : 0, kv_tokens);
+        draw_pool(&random, &data->v.tensor, by_head ? 1 : 0, kv_tokens);
+        attn_data_reset_outputs(data);
+        return;
+    }
     choose_magnitudes(problem, &random, &qk, &v);
     draw(&random, &data->q.tensor, 0, tokens, qk);
     draw(&random, &data->k.tensor, by_head ? 1 : 0, kv_tokens, qk);

@@ -49,13 +49,14 @@ void attn_destroy(const attn_wrapper *wrapper);
 
 /* ---- problems -------------------------------------------------------------------------------- */
 
-#define ATTN_MAX_SEGMENTS 96
+#define ATTN_MAX_SEGMENTS 528
 
 /* How values are drawn. */
 typedef enum attn_values {
     ATTN_NORMAL, /* N(0, 1) */
     ATTN_LARGE,  /* scores from 1e4 up to near the largest that f32 holds */
-    ATTN_TINY    /* products that are denormal, values that are */
+    ATTN_TINY,   /* products that are denormal, values that are */
+    ATTN_POOL    /* N(0, 1) from a pool of 65521 numbers: fast, for large problems */
 } attn_values;
 
 typedef struct attn_problem {
@@ -137,9 +138,13 @@ typedef struct attn_reference {
     double *lse, *lse_bound; /* [tokens, H] */
     int64_t loose;           /* elements whose bound says nothing (over a tenth of the values) */
     int64_t elements;
+    bool *known; /* [tokens] rows that were computed; NULL: all */
 } attn_reference;
 void attn_reference_make(const attn_problem *problem, const attn_data *data,
                          attn_reference *reference);
+/* Only the rows that are wanted[row]; the check then passes over the others. */
+void attn_reference_make_rows(const attn_problem *problem, const attn_data *data,
+                              const bool *wanted, attn_reference *reference);
 void attn_reference_free(attn_reference *reference);
 /* Compares out and lse of a level with the reference; prints the first few that are off. True when
  * all fit. */

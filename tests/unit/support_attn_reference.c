@@ -223,6 +223,22 @@ static double *doubles(int64_t count)
 void attn_reference_make(const attn_problem *problem, const attn_data *data,
                          attn_reference *reference)
 {
+    attn_reference_make_rows(problem, data, NULL, reference);
+}
+
+static bool *copy_flags(const bool *flags, int64_t count)
+{
+    if (flags == NULL)
+        return NULL;
+    bool *copy = malloc((size_t)count * sizeof *copy + 1);
+    assert_non_null(copy);
+    memcpy(copy, flags, (size_t)count * sizeof *copy);
+    return copy;
+}
+
+void attn_reference_make_rows(const attn_problem *problem, const attn_data *data,
+                              const bool *wanted, attn_reference *reference)
+{
     int64_t tokens = attn_problem_tokens(problem);
     int64_t rows = tokens * problem->num_qo_heads;
     int64_t keys = attn_problem_kv_tokens(problem);
@@ -243,7 +259,8 @@ void attn_reference_make(const attn_problem *problem, const attn_data *data,
                                   .out_bound = doubles(rows * problem->head_dim),
                                   .pair_bound = doubles(rows * problem->head_dim),
                                   .lse = doubles(rows),
-                                  .lse_bound = doubles(rows)};
+                                  .lse_bound = doubles(rows),
+                                  .known = copy_flags(wanted, tokens)};
     for (int64_t segment = 0; segment < problem->num_segments; segment++) {
         int64_t first = problem->q_offsets[segment];
         row_place place = {.problem = problem,
@@ -257,7 +274,8 @@ void attn_reference_make(const attn_problem *problem, const attn_data *data,
             load_keys(&place, &data->v.tensor, work.values);
             for (place.r = 0; place.r < place.lq; place.r++) {
                 place.row = first + place.r;
-                reference_row(&place, &work, reference);
+                if (wanted == NULL || wanted[place.row])
+                    reference_row(&place, &work, reference);
             }
         }
     }
@@ -279,6 +297,7 @@ void attn_reference_free(attn_reference *reference)
     free(reference->pair_bound);
     free(reference->lse);
     free(reference->lse_bound);
+    free(reference->known);
     memset(reference, 0, sizeof *reference);
 }
 
@@ -299,6 +318,8 @@ bool attn_reference_check(const attn_problem *problem, const attn_data *data,
     int64_t dim = problem->head_dim;
     for (int64_t row = 0; row < reference->tokens; row++) {
         for (int64_t head = 0; head < heads; head++) {
+            if (reference->known != NULL && !reference->known[row])
+                break;
             int64_t at = row * heads + head;
             for (int64_t d = 0; d < dim; d++) {
                 double got = (double)attn_get(&data->out.tensor, row, head, d);

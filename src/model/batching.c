@@ -13,6 +13,10 @@
 #define MIN_WORKER_TOKENS 256
 /* Rounds that even out workers of unequal speed. */
 #define WANTED_ROUNDS 4
+/* What sharing rows costs: a part of the work, since no cut is exact, and meetings after each
+ * operation. */
+#define SHARING_PART 32
+#define SHARING_TOKENS 8
 
 mst_batch_mode mst_batch_choose(int64_t num_segments, int64_t num_tokens, int32_t num_workers)
 {
@@ -84,4 +88,44 @@ int64_t mst_batch_cut(const int32_t *lengths, const int64_t *order, int64_t num_
     if (inside > 0)
         ends[batches++] = num_segments;
     return batches;
+}
+
+int64_t mst_batch_cost(int64_t length, int64_t hidden)
+{
+    /* a layer's products take 24 hidden^2 operations a token; attention takes 4 hidden length, at
+       half their speed */
+    return length + length * length / (3 * hidden);
+}
+
+/* Cost of the worker that is last when each takes the next batch as soon as it is free. */
+static int64_t longest_load(const int64_t *costs, int64_t num_batches, int32_t num_workers)
+{
+    int64_t loads[MST_EVEN_WORKERS] = {0};
+    int64_t longest = 0;
+    for (int64_t b = 0; b < num_batches; b++) {
+        int32_t first = 0;
+        for (int32_t w = 1; w < num_workers; w++)
+            first = loads[w] < loads[first] ? w : first;
+        loads[first] += costs[b];
+        longest = mst_max_i64(longest, loads[first]);
+    }
+    return longest;
+}
+
+bool mst_batch_is_even(const int32_t *lengths, const int64_t *order, const int64_t *ends,
+                       int64_t num_batches, int64_t hidden, int32_t num_workers)
+{
+    int64_t costs[MST_EVEN_WORKERS * WANTED_ROUNDS];
+    int64_t sum = 0;
+    if (num_workers > MST_EVEN_WORKERS || num_batches > (int64_t)num_workers * WANTED_ROUNDS)
+        return true;
+    for (int64_t b = 0, i = 0; b < num_batches; b++) {
+        costs[b] = 0;
+        for (; i < ends[b]; i++)
+            costs[b] += mst_batch_cost(lengths[order[i]], hidden);
+        sum += costs[b];
+    }
+    int64_t shared = mst_ceil_div(sum, num_workers);
+    shared += shared / SHARING_PART + SHARING_TOKENS;
+    return longest_load(costs, num_batches, num_workers) <= shared;
 }

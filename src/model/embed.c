@@ -121,6 +121,17 @@ static mstar_status run_by_rows(embedding_call *call)
     return MSTAR_OK;
 }
 
+static void cut_batches(embedding_call *call, mst_batch_mode mode, int64_t num_segments,
+                        int64_t num_tokens)
+{
+    mstar_encoder *encoder = call->encoder;
+    int64_t limit =
+        mode == MST_BATCH_SEGMENTS ? encoder->worker_batch_tokens : encoder->max_batch_tokens;
+    int64_t parts = mst_batch_parts(num_tokens, limit, mode, encoder->num_workers);
+    call->num_batches = mst_batch_cut(encoder->lengths, encoder->order, num_segments, num_tokens,
+                                      parts, limit, encoder->ends);
+}
+
 /* Runs the encoder's segments; empty ones give zeros. */
 static mstar_status run_call(embedding_call *call, int64_t num_segments)
 {
@@ -134,11 +145,13 @@ static mstar_status run_call(embedding_call *call, int64_t num_segments)
         mst_batch_order(encoder->lengths, num_segments, (int32_t)encoder->folder.max_tokens,
                         encoder->counts, encoder->order);
     mst_batch_mode mode = mst_batch_choose(filled, tokens, encoder->num_workers);
-    int64_t limit =
-        mode == MST_BATCH_SEGMENTS ? encoder->worker_batch_tokens : encoder->max_batch_tokens;
-    int64_t parts = mst_batch_parts(tokens, limit, mode, encoder->num_workers);
-    call->num_batches = mst_batch_cut(encoder->lengths, encoder->order, filled, tokens, parts,
-                                      limit, encoder->ends);
+    cut_batches(call, mode, filled, tokens);
+    if (mode == MST_BATCH_SEGMENTS &&
+        !mst_batch_is_even(encoder->lengths, encoder->order, encoder->ends, call->num_batches,
+                           encoder->folder.config.hidden, encoder->num_workers)) {
+        mode = MST_BATCH_ROWS;
+        cut_batches(call, mode, filled, tokens);
+    }
     MST_TRY(mode == MST_BATCH_SEGMENTS ? run_by_segments(call) : run_by_rows(call));
     for (int64_t i = 0; i < num_segments && !call->hidden; i++) {
         if (encoder->lengths[i] == 0)

@@ -178,6 +178,17 @@ int64_t mst_batch_cut(const int32_t *lengths, const int64_t *order, int64_t num_
                       int64_t num_tokens, int64_t num_parts, int64_t max_batch_tokens,
                       int64_t *ends);
 
+/* Work of one text, in tokens: its products, and its attention, which grows with the square. */
+int64_t mst_batch_cost(int64_t length, int64_t hidden);
+#define MST_EVEN_WORKERS 64
+/*
+ * Whether serial workers that take the batches in order, each as soon as it is free, are done no
+ * later than all threads sharing the rows would be. Always true with more than four batches a
+ * worker, which even out, or more than MST_EVEN_WORKERS workers.
+ */
+bool mst_batch_is_even(const int32_t *lengths, const int64_t *order, const int64_t *ends,
+                       int64_t num_batches, int64_t hidden, int32_t num_workers);
+
 /* ---- worker.c: one stream, one arena --------------------------------------------------------- */
 
 #define MST_STAGE_SLOTS 16

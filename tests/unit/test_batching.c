@@ -166,10 +166,91 @@ static void test_cut_is_even(void **state)
     }
 }
 
+/* The same by a simulation in steps of one token, and by the rule as it is written down. */
+static bool slow_even(const int64_t *costs, int64_t batches, int32_t workers)
+{
+    int64_t left[8] = {0};
+    int64_t next = 0, time = 0, sum = 0;
+    for (int64_t b = 0; b < batches; b++)
+        sum += costs[b];
+    for (bool busy = true; busy; time += busy ? 1 : 0) {
+        busy = false;
+        for (int32_t w = 0; w < workers; w++) {
+            if (left[w] == 0 && next < batches)
+                left[w] = costs[next++];
+            busy = busy || left[w] > 0;
+            left[w] -= left[w] > 0 ? 1 : 0;
+        }
+    }
+    int64_t share = (sum + workers - 1) / workers;
+    return time <= share + share / 32 + 8;
+}
+
+static void test_is_even(void **state)
+{
+    (void)state;
+    test_random random = {13};
+    int32_t lengths[MAX_SEGMENTS];
+    int64_t counts[MAX_LENGTH + 2];
+    int64_t order[MAX_SEGMENTS];
+    int64_t ends[MAX_SEGMENTS];
+    int64_t costs[MAX_SEGMENTS];
+    int even = 0, uneven = 0;
+    assert_int_equal(mst_batch_cost(256, 384), 256 + 256 * 256 / 1152);
+    assert_int_equal(mst_batch_cost(12, 384), 12);
+    for (int round = 0; round < 400; round++) {
+        int32_t workers = (int32_t)test_random_between(&random, 2, 8);
+        int64_t hidden = test_random_between(&random, 8, 400);
+        int64_t count = test_random_between(&random, 1, 60);
+        fill(&random, lengths, count, MAX_LENGTH);
+        int64_t tokens = 0;
+        for (int64_t i = 0; i < count; i++)
+            tokens += lengths[i];
+        int64_t placed = mst_batch_order(lengths, count, MAX_LENGTH, counts, order);
+        int64_t parts = test_random_between(&random, 1, 5 * workers);
+        int64_t batches = mst_batch_cut(lengths, order, placed, tokens, parts, tokens, ends);
+        for (int64_t b = 0, i = 0; b < batches; b++) {
+            for (costs[b] = 0; i < ends[b]; i++)
+                costs[b] += mst_batch_cost(lengths[order[i]], hidden);
+        }
+        bool want = batches > 4 * workers || slow_even(costs, batches, workers);
+        assert_int_equal(mst_batch_is_even(lengths, order, ends, batches, hidden, workers), want);
+        even += want ? 1 : 0;
+        uneven += want ? 0 : 1;
+    }
+    assert_true(even > 50 && uneven > 50);
+}
+
+/* One text of 256 tokens among 31 of 12: whoever gets it is done long before the other. */
+static void test_a_long_text_is_uneven(void **state)
+{
+    (void)state;
+    enum { TEXTS = 32 };
+    int32_t lengths[TEXTS];
+    int64_t order[TEXTS], ends[TEXTS];
+    for (int i = 0; i < TEXTS; i++) {
+        lengths[i] = i == 0 ? 256 : 12;
+        order[i] = i;
+    }
+    int64_t parts = mst_batch_parts(628, 256, MST_BATCH_SEGMENTS, 2);
+    int64_t batches = mst_batch_cut(lengths, order, TEXTS, 628, parts, 256, ends);
+    assert_false(mst_batch_is_even(lengths, order, ends, batches, 384, 2));
+    for (int i = 0; i < TEXTS; i++)
+        lengths[i] = 24;
+    parts = mst_batch_parts(TEXTS * 24, 256, MST_BATCH_SEGMENTS, 2);
+    batches = mst_batch_cut(lengths, order, TEXTS, TEXTS * 24, parts, 256, ends);
+    assert_true(mst_batch_is_even(lengths, order, ends, batches, 384, 2));
+    assert_true(mst_batch_is_even(lengths, order, ends, 1, 384, MST_EVEN_WORKERS + 1));
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_choose), cmocka_unit_test(test_parts),
-                                       cmocka_unit_test(test_order), cmocka_unit_test(test_cut),
-                                       cmocka_unit_test(test_cut_is_even)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_choose),
+                                       cmocka_unit_test(test_parts),
+                                       cmocka_unit_test(test_order),
+                                       cmocka_unit_test(test_cut),
+                                       cmocka_unit_test(test_cut_is_even),
+                                       cmocka_unit_test(test_is_even),
+                                       cmocka_unit_test(test_a_long_text_is_uneven)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -283,7 +283,6 @@ static void run_tile(const mst_linear_work *work, int64_t row, int rows, int64_t
     bool in_place = work->x.dtype == MSTAR_DTYPE_F32;
     int64_t step = in_place ? depth : WIDEN_DEPTH;
     int64_t width = panels * PANEL;
-    mst_linear_fetch(work, row, rows, panel * PANEL, width);
     for (int64_t k = 0; k < depth; k += step) {
         int64_t d = mst_min_i64(step, depth - k);
         int64_t stride;

@@ -204,7 +204,6 @@ void MST_FOR_ISA(mst_linear_bf16_block)(const mst_linear_work *work, int64_t row
                 round_x(work, row, rows, 0, depth, x, stride);
             for (int64_t panel = first; panel < last; panel++) {
                 const uint16_t *b = (const uint16_t *)work->packed + panel * PANEL * depth;
-                mst_linear_fetch(work, row, rows, panel * PANEL, PANEL);
                 for (int64_t k = 0; k < depth; k += step) {
                     int64_t d = mst_min_i64(step, depth - k);
                     if (depth > step)

@@ -30,28 +30,77 @@ static vf keep_n(vf y, int n)
     return n == VF_LANES ? y : vf_select(vf_less(vf_iota(), vf_set1((float)n)), y, vf_zero());
 }
 
+/* Sums over a row run in this many chains, vector by vector in turn. */
+#define CHAINS 4
+
+static inline vf add_chains(const vf *sums)
+{
+    return vf_add(vf_add(sums[0], sums[1]), vf_add(sums[2], sums[3]));
+}
+
+/* plain: whole vectors of f32 without a residual; the same bits either way. */
+static inline __attribute__((always_inline)) vf load_centred(mst_rows x, mst_rows residual,
+                                                             int64_t row, int64_t i, int64_t width,
+                                                             vf mean, const bool plain)
+{
+    if (plain)
+        return vf_sub(vf_load((const float *)x.data + row * x.row_stride + i), mean);
+    int n = vf_left(width, i);
+    return keep_n(vf_sub(load_sum(x, residual, row, i, n), mean), n);
+}
+
 /* Mean, then the mean of the centred squares, then the result: three passes over a row in L1. */
+static inline __attribute__((always_inline)) void
+layer_norm_body(int64_t width, mst_rows x, mst_rows residual, const float *weight,
+                const float *bias, float eps, mst_rows out, int64_t row, const bool plain)
+{
+    const int64_t step = CHAINS * VF_LANES;
+    vf sums[CHAINS] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
+    for (int64_t i = 0; i < width; i += step) {
+#pragma GCC unroll 4
+        for (int c = 0; c < CHAINS; c++) {
+            int64_t j = i + c * VF_LANES;
+            if (j < width)
+                sums[c] =
+                    vf_add(sums[c], load_centred(x, residual, row, j, width, vf_zero(), plain));
+        }
+    }
+    vf mean = vf_set1(vf_sum(add_chains(sums)) / (float)width);
+    vf squares[CHAINS] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
+    for (int64_t i = 0; i < width; i += step) {
+#pragma GCC unroll 4
+        for (int c = 0; c < CHAINS; c++) {
+            int64_t j = i + c * VF_LANES;
+            if (j >= width)
+                continue;
+            vf d = load_centred(x, residual, row, j, width, mean, plain);
+            squares[c] = vf_fma(d, d, squares[c]);
+        }
+    }
+    vf scale = vf_set1(1.0f / sqrtf(vf_sum(add_chains(squares)) / (float)width + eps));
+    for (int64_t i = 0; i < width; i += VF_LANES) {
+        vf d = vf_mul(load_centred(x, residual, row, i, width, mean, plain), scale);
+        int n = plain ? VF_LANES : vf_left(width, i);
+        vf w = plain ? vf_load(weight + i) : vf_load_n(weight + i, n);
+        vf b = bias == NULL ? vf_zero() : plain ? vf_load(bias + i) : vf_load_n(bias + i, n);
+        vf y = vf_fma(d, w, b);
+        if (plain)
+            vf_store((float *)out.data + row * out.row_stride + i, y);
+        else
+            store_row(out, row, i, y, n);
+    }
+}
+
 void MST_FOR_ISA(mst_layer_norm_row)(int64_t width, mst_rows x, mst_rows residual,
                                      const float *weight, const float *bias, float eps,
                                      mst_rows out, int64_t row)
 {
-    vf sum = vf_zero();
-    for (int64_t i = 0; i < width; i += VF_LANES)
-        sum = vf_add(sum, load_sum(x, residual, row, i, vf_left(width, i)));
-    vf mean = vf_set1(vf_sum(sum) / (float)width);
-    vf squares = vf_zero();
-    for (int64_t i = 0; i < width; i += VF_LANES) {
-        int n = vf_left(width, i);
-        vf d = keep_n(vf_sub(load_sum(x, residual, row, i, n), mean), n);
-        squares = vf_fma(d, d, squares);
-    }
-    vf scale = vf_set1(1.0f / sqrtf(vf_sum(squares) / (float)width + eps));
-    for (int64_t i = 0; i < width; i += VF_LANES) {
-        int n = vf_left(width, i);
-        vf d = vf_mul(vf_sub(load_sum(x, residual, row, i, n), mean), scale);
-        vf b = bias != NULL ? vf_load_n(bias + i, n) : vf_zero();
-        store_row(out, row, i, vf_fma(d, vf_load_n(weight + i, n), b), n);
-    }
+    bool plain = x.dtype == MSTAR_DTYPE_F32 && out.dtype == MSTAR_DTYPE_F32 &&
+                 residual.data == NULL && width % VF_LANES == 0;
+    if (plain)
+        layer_norm_body(width, x, residual, weight, bias, eps, out, row, true);
+    else
+        layer_norm_body(width, x, residual, weight, bias, eps, out, row, false);
 }
 
 void MST_FOR_ISA(mst_rms_norm_row)(int64_t width, mst_rows x, mst_rows residual,

@@ -8,25 +8,6 @@
 
 _Static_assert(MST_LINEAR_PAD % VF_LANES == 0, "whole vectors of bias may be read");
 
-/* Asks for what mst_linear_finish will touch while the sums still run. */
-static inline void mst_linear_fetch(const mst_linear_work *work, int64_t row, int rows,
-                                    int64_t first, int64_t columns)
-{
-    columns = mst_min_i64(columns, work->shape->out_features - first);
-    int64_t out_bytes = (int64_t)mstar_dtype_bytes(work->out.dtype);
-    for (int r = 0; r < rows; r++) {
-        int64_t at = ((row + r) * work->out.row_stride + first) * out_bytes;
-        for (int64_t i = 0; i < columns * out_bytes; i += MST_CACHE_LINE)
-            __builtin_prefetch((const char *)work->out.data + at + i, 1);
-        if (work->residual.data == NULL || work->residual.data == work->out.data)
-            continue;
-        int64_t bytes = (int64_t)mstar_dtype_bytes(work->residual.dtype);
-        at = ((row + r) * work->residual.row_stride + first) * bytes;
-        for (int64_t i = 0; i < columns * bytes; i += MST_CACHE_LINE)
-            __builtin_prefetch((const char *)work->residual.data + at + i);
-    }
-}
-
 /* As mst_linear_finish, where all is f32 and whole vectors. */
 static inline __attribute__((always_inline)) void
 mst_linear_finish_plain(const mst_linear_work *work, const float *c, int64_t c_stride, int64_t row,

@@ -186,6 +186,11 @@ typedef struct mst_file {
  */
 mstar_status mst_file_map(const char *path, mst_file *file);
 void mst_file_unmap(mst_file *file);
+/*
+ * Lets the pages that lie wholly in bytes [begin, end) leave memory: their contents stay and come
+ * back from the file when touched. Bytes outside the file are left out.
+ */
+void mst_file_let_go(const mst_file *file, size_t begin, size_t end);
 bool mst_file_exists(const char *path);
 bool mst_folder_exists(const char *path);
 /* folder + "/" + name into a new string. */

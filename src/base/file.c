@@ -64,6 +64,21 @@ void mst_file_unmap(mst_file *file)
     *file = (mst_file){NULL, 0, NULL};
 }
 
+void mst_file_let_go(const mst_file *file, size_t begin, size_t end)
+{
+    long page_bytes = sysconf(_SC_PAGESIZE);
+    if (file->data == NULL || page_bytes <= 0)
+        return;
+    /* the mapping begins at a page, so pages of the file are pages of memory; its last one is whole
+     * to the system though the file may end inside it */
+    size_t page = (size_t)page_bytes;
+    size_t first = begin / page + (begin % page != 0 ? 1 : 0);
+    size_t last = end < file->bytes ? end / page : (file->bytes + page - 1) / page;
+    if (first < last) /* advice: a system that does not follow it has lost nothing */
+        (void)madvise((void *)(uintptr_t)(file->data + first * page), (last - first) * page,
+                      MADV_DONTNEED);
+}
+
 bool mst_file_exists(const char *path)
 {
     struct stat facts;

@@ -146,3 +146,14 @@ const mst_stored_tensor *mst_checkpoint_find(const mst_checkpoint *checkpoint, c
     }
     return NULL;
 }
+
+void mst_checkpoint_let_go(const mst_checkpoint *checkpoint, const mst_stored_tensor *tensor)
+{
+    uintptr_t data = (uintptr_t)tensor->data;
+    for (int64_t i = 0; i < checkpoint->num_files; i++) {
+        const mst_file *file = &checkpoint->files[i].file;
+        uintptr_t begin = (uintptr_t)file->data;
+        if (data >= begin && data - begin < file->bytes)
+            mst_file_let_go(file, data - begin, data - begin + tensor->bytes);
+    }
+}

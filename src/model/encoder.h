@@ -52,6 +52,8 @@ mstar_status mst_checkpoint_open(const char *folder, mst_checkpoint *checkpoint)
 void mst_checkpoint_close(mst_checkpoint *checkpoint);
 /* NULL when there is no such tensor. */
 const mst_stored_tensor *mst_checkpoint_find(const mst_checkpoint *checkpoint, const char *name);
+/* What was copied from a tensor is all that is needed of it: its pages may leave memory. */
+void mst_checkpoint_let_go(const mst_checkpoint *checkpoint, const mst_stored_tensor *tensor);
 
 /* ---- config.c: config.json ------------------------------------------------------------------- */
 

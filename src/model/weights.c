@@ -3,8 +3,9 @@
  *
  * All tensors are found and their shapes checked first; only then is anything packed. Embedding
  * tables are by far the largest tensors and are read a row at a time, so they stay where the
- * mapping puts them unless the dtype or the alignment forbids it. Names are those of transformers,
- * with or without the "bert." that task models put before them.
+ * mapping puts them unless the dtype or the alignment forbids it; the pages of what was packed or
+ * copied are let go, a layer at a time, so that no weight is in memory twice. Names are those of
+ * transformers, with or without the "bert." that task models put before them.
  */
 #include <stdio.h>
 #include <string.h>
@@ -329,7 +330,10 @@ static mstar_status build_layer(mstar_device *device, const mst_bert_config *con
     MST_TRY(build_vector(parts[ATTENTION_NORM_WEIGHT], norms, &layer->attention_norm.weight));
     MST_TRY(build_vector(parts[ATTENTION_NORM_BIAS], norms, &layer->attention_norm.bias));
     MST_TRY(build_vector(parts[NORM_WEIGHT], norms, &layer->out_norm.weight));
-    return build_vector(parts[NORM_BIAS], norms, &layer->out_norm.bias);
+    MST_TRY(build_vector(parts[NORM_BIAS], norms, &layer->out_norm.bias));
+    for (int i = 0; i < LAYER_TENSORS; i++)
+        mst_checkpoint_let_go(&weights->checkpoint, parts[i]);
+    return MSTAR_OK;
 }
 
 static mstar_status build_encoder(mstar_device *device, const mst_bert_config *config,
@@ -340,6 +344,8 @@ static mstar_status build_encoder(mstar_device *device, const mst_bert_config *c
                                               &weights->types};
     for (int i = 0; i < NUM_TABLES; i++) {
         MST_TRY(build_table(found->embeddings[i], dtype, &weights->owned_tables[i], tables[i]));
+        if (weights->owned_tables[i] != NULL)
+            mst_checkpoint_let_go(&weights->checkpoint, found->embeddings[i]);
         weights->bytes += (size_t)found->embeddings[i]->count * mstar_dtype_bytes(tables[i]->dtype);
     }
     int64_t norm_floats = (int64_t)(4 * config->layers + 2) * config->hidden;

@@ -1,11 +1,13 @@
-/* mstar.h - everything: the ragged attention wrappers, the ops, the model layer. */
+/* mstar.h - everything: the ragged attention wrappers, the ops, graph configs, the model layer. */
 #ifndef MSTAR_H
 #define MSTAR_H
 
 #include "mstar/attention.h"
 #include "mstar/base.h"
 #include "mstar/device.h"
+#include "mstar/graph.h"
 #include "mstar/model.h"
+#include "mstar/node.h"
 #include "mstar/ops.h"
 #include "mstar/tensor.h"
 

@@ -7,6 +7,7 @@ static const char *const env_names[] = {
     [MST_ENV_MAX_ISA] = "MSTAR_MAX_ISA",
     [MST_ENV_NUM_THREADS] = "MSTAR_NUM_THREADS",
     [MST_ENV_OMP_THREADS] = "OMP_NUM_THREADS",
+    [MST_ENV_GRAPH_COMPILE_MODE] = "MSTAR_GRAPH_COMPILE_MODE",
 };
 
 const char *mst_env_name(mst_env name)

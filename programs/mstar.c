@@ -27,6 +27,8 @@ static int run(const cli_options *options)
         return cli_run_info(options);
     case CLI_BENCH:
         return cli_run_bench(options);
+    case CLI_GRAPHS:
+        return cli_run_graphs(options);
     case CLI_VERSION:
         return cli_run_version(options);
     case CLI_HELP:

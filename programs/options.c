@@ -177,7 +177,7 @@ typedef struct parser {
     char **argv;
     int at;
     cli_options *options;
-    bool given[64]; /* by row */
+    bool given[96]; /* by row */
 } parser;
 
 static const cli_option_row *find_row(cli_command command, const char *name, size_t bytes,
@@ -255,10 +255,15 @@ static int take_operand(parser *p, const char *argument)
     if (wanted[0] == '\0')
         return cli_fail(CLI_USAGE, "'%s' is one argument too many. Try 'mstar %s --help'", argument,
                         command_text(p->command));
+    if (p->options->operand != NULL && p->command == CLI_GRAPHS && p->options->file == NULL) {
+        p->options->file = argument;
+        return CLI_OK;
+    }
     if (p->options->operand != NULL)
         return cli_fail(CLI_USAGE,
                         "'%s' is one argument too many after '%s'. Try 'mstar %s --help'", argument,
-                        p->options->operand, command_text(p->command));
+                        p->options->file != NULL ? p->options->file : p->options->operand,
+                        command_text(p->command));
     p->options->operand = argument;
     return CLI_OK;
 }

@@ -15,7 +15,8 @@ typedef enum cli_command {
     CLI_INFO = 8,
     CLI_VERSION = 16,
     CLI_HELP = 32,
-    CLI_BENCH = 64
+    CLI_BENCH = 64,
+    CLI_GRAPHS = 128
 } cli_command;
 
 enum { CLI_INPUT_LINES, CLI_INPUT_JSONL };
@@ -27,8 +28,11 @@ typedef struct cli_options {
     cli_command command;
     const char *model;             /* NULL: not given */
     const char *operand;           /* FILE, "-", a command for help; NULL: not given */
+    const char *file;              /* graphs: the second operand; NULL: not given */
     const char *output;            /* NULL: standard output */
     const char *workloads, *input; /* bench */
+    const char *lengths, *svg;     /* graphs */
+    int64_t max_buckets, budget, batch_size, step_tokens;
     int64_t max_gflop;
     const char *prompt_name, *query_prompt_name, *query;
     int64_t input_format, format;              /* of the command */
@@ -102,6 +106,7 @@ int cli_run_similar(const cli_options *options);
 int cli_run_tokenize(const cli_options *options);
 int cli_run_info(const cli_options *options);
 int cli_run_bench(const cli_options *options);
+int cli_run_graphs(const cli_options *options);
 int cli_run_version(const cli_options *options);
 int cli_run_help(const cli_options *options);
 

@@ -8,7 +8,7 @@ import subprocess
 from cli_support import (BAD_CONFIG, CANNOT_CREATE, NO_INPUT, OK, USAGE, ProgramTest, environment,
                          main, run)
 
-COMMANDS = ("embed", "similar", "tokenize", "info", "bench", "version", "help")
+COMMANDS = ("embed", "similar", "tokenize", "info", "bench", "graphs", "version", "help")
 
 
 def long_options(text):
@@ -46,6 +46,7 @@ class Help(ProgramTest):
             "similar": "model query pairs top json dtype threads",
             "tokenize": "model input-format format no-special max-tokens truncate output",
             "info": "model json threads dtype",
+            "graphs": "lengths max-buckets budget batch-size max-tokens model json svg output",
             "version": "json",
             "help": "man output",
         }

@@ -1,0 +1,230 @@
+"""mstar graphs: buckets from token counts and from texts, the document, the table, the picture."""
+import json
+import math
+import random
+import xml.etree.ElementTree
+
+from cli_support import (BAD_CONFIG, FAILED, NO_INPUT, USAGE, CANNOT_CREATE, ProgramTest,
+                         environment, main)
+
+
+def log_normal(count, median, seed=3):
+    rng = random.Random(seed)
+    return [min(8192, max(1, round(median * math.exp(rng.gauss(0, 0.8))))) for _ in range(count)]
+
+
+def lines(counts):
+    return "".join(f"{count}\n" for count in counts)
+
+
+def best_padding(counts, most):
+    """The plain quadratic programme over the sorted token counts."""
+    levels = sorted(set(counts))
+    weight = [counts.count(level) for level in levels]
+    best = [0] + [math.inf] * len(levels)
+    for _ in range(most):
+        fresh = best[:]
+        for j in range(1, len(levels) + 1):
+            run = 0
+            for i in range(j - 1, -1, -1):
+                run += weight[i] * (levels[j - 1] - levels[i])
+                fresh[j] = min(fresh[j], best[i] + run)
+        best = fresh
+    return best[-1]
+
+
+class Plan(ProgramTest):
+    def plan(self, counts, *arguments):
+        out, err = self.ok("graphs", "plan", "--lengths", "-", "--json", *arguments,
+                           stdin=lines(counts))
+        self.assertEqual(err, "")
+        return json.loads(out)
+
+    def check(self, document, steps, most):
+        """The document agrees with itself and with the steps that it was made from."""
+        buckets = document["buckets"]
+        self.assertLessEqual(len(buckets), most)
+        sizes = [bucket["tokens"] for bucket in buckets]
+        self.assertEqual(sizes, sorted(set(sizes)))
+        padding = [0] * len(buckets)
+        for step in steps:
+            place = next(i for i, size in enumerate(sizes) if size >= step)
+            padding[place] += sizes[place] - step
+        self.assertEqual([bucket["padding_tokens"] for bucket in buckets], padding)
+        self.assertEqual(sum(bucket["steps"] for bucket in buckets), len(steps))
+        waste = sum(padding) / (sum(padding) + sum(steps))
+        self.assertAlmostEqual(document["expected_waste"], waste, delta=1e-12)
+        config, = document["configs"]
+        self.assertEqual(config["type"], "flash_infer_packed")
+        self.assertEqual(config["capture_token_lengths"], sizes)
+        self.assertEqual({bucket["bs"] for bucket in buckets}, set(config["capture_batch_sizes"]))
+        self.assertEqual(document["traffic"]["steps"], len(steps))
+        self.assertEqual(document["traffic"]["tokens"], sum(steps))
+        return sum(padding)
+
+    def test_each_length_is_a_step(self):
+        counts = log_normal(300, 40)
+        for most in (1, 3, 7):
+            document = self.plan(counts, "--max-buckets", most)
+            self.assertEqual(self.check(document, counts, most), best_padding(counts, most))
+            self.assertEqual(document["configs"][0]["capture_batch_sizes"], [1])
+
+    def test_batches(self):
+        counts = log_normal(301, 60)
+        steps = [sum(counts[i:i + 8]) for i in range(0, len(counts), 8)]
+        document = self.plan(counts, "--batch-size", 8, "--max-buckets", 5)
+        self.assertEqual(self.check(document, steps, 5), best_padding(steps, 5))
+        self.assertEqual(document["configs"][0]["capture_batch_sizes"], [8])
+        self.assertEqual(document["traffic"]["batch_size"], 8)
+
+    def test_batches_by_tokens_never_miss(self):
+        counts = [5, 3, 9, 1, 1, 0, 9]
+        document = self.plan(counts, "--max-tokens", 16)
+        self.check(document, [8, 11, 9], 40)
+        self.assertEqual(document["buckets"][-1]["tokens"], 16)  # the rule may form such a step
+        self.assertEqual(document["buckets"][-1]["steps"], 0)
+        self.fails(USAGE, "graphs", "plan", "--lengths", "-", "--max-tokens", 8,
+                   stdin=lines(counts), words=["standard input:3:1", "9", "--max-tokens", "8"])
+
+    def test_waste_and_its_rivals(self):
+        for median in (60, 512):
+            counts = log_normal(20000, median)
+            document = self.plan(counts, "--max-buckets", 40)
+            self.assertLessEqual(document["expected_waste"], 0.08)
+            for name, sizes in (("powers_of_two", [2 ** i for i in range(14)]),
+                                ("quarter_steps", [1, 2, 3] + [2 ** i * q // 4 for i in range(2, 14)
+                                                              for q in (4, 5, 6, 7)])):
+                padding = sum(min(size for size in sizes if size >= count) - count
+                              for count in counts)
+                waste = padding / (padding + sum(counts))
+                self.assertAlmostEqual(document[name]["expected_waste"], waste, delta=1e-12)
+                used = 1 + sorted(sizes).index(min(s for s in sizes if s >= max(counts)))
+                self.assertEqual(document[name]["buckets"], used)
+                self.assertLess(document["expected_waste"], waste)
+
+    def test_file_is_what_json_prints(self):
+        source = self.write("lengths.txt", " 7 \n\n9\r\n\t12\n")
+        out, _ = self.ok("graphs", "plan", "--lengths", source, "--json", "-o",
+                         self.path("plan.json"))
+        self.assertEqual(self.read("plan.json"), out)
+        again, _ = self.ok("graphs", "show", self.path("plan.json"), "--json")
+        self.assertEqual(json.loads(again)["buckets"], json.loads(out)["buckets"])
+        text, _ = self.ok("graphs", "plan", "--lengths", source)
+        self.assertIn("expected waste  0.00 %  with 3 buckets", text.decode())
+        self.assert_no_leftovers()
+
+    def test_texts(self):
+        texts = ["hello world", "the cat", "", "a dog runs", "the old moon shines"]
+        rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        out, _ = self.ok("graphs", "plan", "--lengths", "-", "--model", self.model, "--json",
+                         stdin=rows)
+        ids, _ = self.ok("tokenize", "--model", self.model, "--format", "ids",
+                         stdin="\n".join(texts) + "\n")
+        counts = [len(line.split()) for line in ids.decode().splitlines()]
+        document = json.loads(out)
+        self.check(document, counts, 40)
+        self.assertGreater(document["memory"]["bytes"], 0)
+        same, _ = self.ok("graphs", "plan", "--lengths", "-", "--model", self.model, "--json",
+                          "--input-format", "lines", stdin="\n".join(texts) + "\n")
+        self.assertEqual(same, out)
+        # a variable that is set for embed does not turn counts into texts
+        self.ok("graphs", "plan", "--lengths", "-", stdin="3\n",
+                env=environment(MSTAR_MODEL=self.model))
+
+    def test_budget(self):
+        rows = "".join(json.dumps({"text": "cat " * n}) + "\n" for n in range(1, 25))
+        ask = ("graphs", "plan", "--lengths", "-", "--model", self.model, "--json")
+        free = json.loads(self.ok(*ask, stdin=rows)[0])
+        self.assertIsNone(free["memory"]["budget_bytes"])
+        least = json.loads(self.ok(*ask, "--max-buckets", 1, stdin=rows)[0])["memory"]["bytes"]
+        bound = (least + free["memory"]["bytes"]) // 2
+        tight = json.loads(self.ok(*ask, "--budget", bound, stdin=rows)[0])
+        self.assertLessEqual(tight["memory"]["bytes"], bound)
+        self.assertLess(len(tight["buckets"]), len(free["buckets"]))
+        self.assertEqual(tight["buckets"][-1]["tokens"], free["buckets"][-1]["tokens"])
+        self.fails(FAILED, *ask, "--budget", 1000, stdin=rows,
+                   words=["--budget is 1000", "26 tokens", "bytes"])
+        self.fails(USAGE, "graphs", "plan", "--lengths", "-", "--budget", 1000, stdin="3\n",
+                   words=["--budget needs --model"])
+
+    def test_refused(self):
+        bad = {"abc": "'abc'", "-1": "'-1'", "1.5": "'1.5'", "99999999999": "'99999999999'",
+               "1 2": "'1 2'"}
+        for text, word in bad.items():
+            self.fails(FAILED, "graphs", "plan", "--lengths", "-", stdin=f"5\n{text}\n",
+                       words=["standard input:2:1", word, "not a token count"])
+        self.fails(FAILED, "graphs", "plan", "--lengths", "-", stdin="\n", words=["no token count"])
+        self.fails(NO_INPUT, "graphs", "plan", "--lengths", self.path("none"), words=["none"])
+        self.fails(USAGE, "graphs", "plan", words=["--lengths"])
+        self.fails(USAGE, "graphs", words=["plan or show"])
+        self.fails(USAGE, "graphs", "draw", words=["plan or show", "'draw'"])
+        self.fails(USAGE, "graphs", "plan", "x", "--lengths", "-", words=["'x'"])
+        self.fails(USAGE, "graphs", "show", "x", "y", words=["'y'"])
+        self.fails(USAGE, "graphs", "plan", "--lengths", "-", "--max-buckets", 0,
+                   words=["--max-buckets"])
+        self.fails(USAGE, "graphs", "plan", "--lengths", "-", "--batch-size", 2, "--max-tokens", 9,
+                   words=["only one"])
+        self.fails(USAGE, "graphs", "plan", "--lengths", "-", "--svg", "x", words=["show"])
+        self.fails(CANNOT_CREATE, "graphs", "plan", "--lengths", "-", "-o",
+                   self.path("none/plan.json"), stdin="3\n", words=["none/plan.json"])
+
+
+class Show(ProgramTest):
+    def setUp(self):
+        self.plan = self.path("plan.json")
+        self.ok("graphs", "plan", "--lengths", "-", "--max-buckets", 6, "-o", self.plan,
+                stdin=lines(log_normal(500, 90)))
+        self.document = json.loads(self.read("plan.json"))
+
+    def test_table(self):
+        text = self.ok("graphs", "show", self.plan)[0].decode()
+        rows = [line.split() for line in text.splitlines()]
+        for bucket in self.document["buckets"]:
+            self.assertTrue(any(row[:3] == [str(bucket["tokens"]), str(bucket["bs"]),
+                                            str(bucket["steps"])] for row in rows), text)
+
+    def test_picture(self):
+        out, _ = self.ok("graphs", "show", self.plan, "--svg", "-")
+        self.ok("graphs", "show", self.plan, "--svg", self.path("plan.svg"))
+        self.assertEqual(self.read("plan.svg"), out)
+        root = xml.etree.ElementTree.fromstring(out)
+        space = "{http://www.w3.org/2000/svg}"
+        left, right = 64.0, 876.0
+        marks = [path.get("d") for path in root.iter(space + "path")
+                 if path.get("class") == "bucket"]
+        most = self.document["buckets"][-1]["tokens"]
+        for mark, bucket in zip(marks, self.document["buckets"], strict=True):
+            x = float(mark[1:].split()[0])
+            self.assertAlmostEqual(x, left + (right - left) * bucket["tokens"] / most, delta=0.06)
+        for bar in root.iter(space + "rect"):
+            if bar.get("x") is not None:
+                self.assertGreaterEqual(float(bar.get("height")), 0)
+                self.assertLessEqual(float(bar.get("x")) + float(bar.get("width")), right + 0.2)
+        self.assertIn("6 buckets", out.decode())
+
+    def spoil(self, change, *words):
+        document = json.loads(json.dumps(self.document))
+        change(document)
+        path = self.write("bad.json", json.dumps(document))
+        self.fails(BAD_CONFIG, "graphs", "show", path, words=["bad.json", *words])
+
+    def test_refused(self):
+        self.fails(USAGE, "graphs", "show", words=["FILE"])
+        self.fails(NO_INPUT, "graphs", "show", self.path("none.json"), words=["none.json"])
+        self.fails(BAD_CONFIG, "graphs", "show", self.write("cut.json", b"{\"mstar_graphs\": 1"),
+                   words=["cut.json:1:"])
+        self.fails(BAD_CONFIG, "graphs", "show", self.write("list.json", b"[]"),
+                   words=["mstar_graphs must be 1"])
+        self.spoil(lambda d: d.update(mstar_graphs=2), "mstar_graphs must be 1")
+        self.spoil(lambda d: d.update(buckets=[]), "buckets must be a list")
+        self.spoil(lambda d: d["buckets"][2].update(tokens=1), "buckets[2].tokens")
+        self.spoil(lambda d: d["buckets"][0].update(bs=0), "buckets[0].bs")
+        self.spoil(lambda d: d["buckets"][0].update(bs="1"), "buckets[0].bs")
+        self.spoil(lambda d: d["buckets"].pop(), "more tokens than the largest bucket")
+        self.spoil(lambda d: d["traffic"]["levels"].reverse(), "traffic.levels[1]")
+        self.spoil(lambda d: d["traffic"]["levels"][0].append(3), "traffic.levels[0]")
+        self.spoil(lambda d: d.pop("traffic"), "traffic.levels")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,9 @@
 /*
- * json.c - the one door to jansson's parser, and typed getters with errors that name everything.
+ * json.c - files to documents, and typed getters with errors that name everything.
  *
- * jansson keeps its own malloc: json_set_alloc_funcs is process-wide and would move the documents
- * of a host that uses jansson too. Documents live only while a folder is loaded, and a failed
- * allocation inside comes back as OUT_OF_MEMORY.
+ * The values are jansson's, which keeps its own malloc: json_set_alloc_funcs is process-wide and
+ * would move the documents of a host that uses jansson too. Documents live only while a folder is
+ * loaded, and a failed allocation inside comes back as OUT_OF_MEMORY.
  */
 #include "model/json.h"
 
@@ -15,24 +15,6 @@ const char *mst_json_file_name(const char *path)
 {
     const char *slash = strrchr(path, '/');
     return slash != NULL ? slash + 1 : path;
-}
-
-mstar_status mst_json_parse(const char *name, const void *data, size_t bytes, json_t **root)
-{
-    const size_t flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL;
-    const char *text = bytes > 0 ? data : "";
-    json_error_t error;
-    *root = json_loadb(text, bytes, flags, &error);
-    /* Python writes 1e30 as 1000000000000000019884624838656, which is model_max_length for "none".
-     */
-    if (*root == NULL && json_error_code(&error) == json_error_numeric_overflow)
-        *root = json_loadb(text, bytes, flags | JSON_DECODE_INT_AS_REAL, &error);
-    if (*root != NULL)
-        return MSTAR_OK;
-    if (json_error_code(&error) == json_error_out_of_memory)
-        return mst_fail(MSTAR_OUT_OF_MEMORY, "%s: no memory for the parsed document", name);
-    return mst_fail(MSTAR_BAD_DATA, "%s: line %d, column %d: %s", name, error.line, error.column,
-                    error.text);
 }
 
 mstar_status mst_json_read(const char *path, json_t **root)

@@ -15,7 +15,7 @@
 
 /* Parses a file. BAD_DATA names path, line, column and reason. Release with json_decref. */
 mstar_status mst_json_read(const char *path, json_t **root);
-/* The same from memory (a safetensors header); name stands for the path in errors. */
+/* json_parse.c: the same from memory (a safetensors header); name stands for the path in errors. */
 mstar_status mst_json_parse(const char *name, const void *data, size_t bytes, json_t **root);
 
 /* Part after the last '/': what `where` is for a file. Borrowed from path. */

@@ -1,8 +1,12 @@
-/* test_json.c - every getter: value, fallback, wrong type, bound, and the texts of errors. */
+/* test_json.c - the parser, and every getter: value, fallback, wrong type, bound, texts of errors.
+ */
+#include <locale.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -112,7 +116,7 @@ static void test_getters(void **state)
     json_decref(root);
 }
 
-/* One integer past 64 bits turns all of them into reals; the others must still read as integers. */
+/* An integer past 64 bits becomes a real, and the others stay integers. */
 static void test_huge_integer(void **state)
 {
     (void)state;
@@ -128,6 +132,140 @@ static void test_huge_integer(void **state)
     json_decref(root);
 }
 
+/* What is refused, where, and why. */
+static void test_refused_texts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *error;
+    } cases[] = {
+        {"", "line 1, column 1: the document ends too early"},
+        {"5", "line 1, column 1: an object or a list is wanted"},
+        {"[1", "line 1, column 3: the document ends too early"},
+        {"[1 2]", "line 1, column 4: ',' or ']' is wanted"},
+        {"[1,]", "line 1, column 4: not a value"},
+        {"{\"a\" 1}", "line 1, column 6: ':' is wanted"},
+        {"{\"a\":1,}", "line 1, column 8: a string is wanted"},
+        {"[]\n[]", "line 2, column 1: more after the end of the document"},
+        {"[01]", "line 1, column 2: not a value"},
+        {"[-]", "line 1, column 2: not a value"},
+        {"[1.]", "line 1, column 4: digits are wanted after the point"},
+        {"[1e+]", "line 1, column 5: digits are wanted in the exponent"},
+        {"[1e999]", "line 1, column 2: a number past the largest double"},
+        {"[NaN]", "line 1, column 2: not a value"},
+        {"[truth]", "line 1, column 2: not a value"},
+        {"[\"a\nb\"]", "line 1, column 4: a control character in a string"},
+        {"[\"\\x\"]", "line 1, column 4: no such escape"},
+        {"[\"\\u12g4\"]", "line 1, column 7: \\u must be followed by four hexadecimal digits"},
+        {"[\"\\ud800\"]", "line 1, column 3: half of a surrogate pair"},
+        {"[\"\\ud800\\u0041\"]", "line 1, column 3: half of a surrogate pair"},
+        {"[\"\\udc00\"]", "line 1, column 3: half of a surrogate pair"},
+        {"[\"\xc3\xa9\xc3\"]", "line 1, column 4: not UTF-8"},
+        {"{\"a\\u0000\":1}", "line 1, column 2: a NUL in an object key"},
+        {"{\"a\":1,\"\\u0061\":2}", "line 1, column 8: duplicate object key"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_t *root = NULL;
+        char text[256];
+        snprintf(text, sizeof text, "f.json: %s", cases[i].error);
+        expect_error(mst_json_parse("f.json", cases[i].text, strlen(cases[i].text), &root),
+                     MSTAR_BAD_DATA, text);
+        assert_null(root);
+    }
+}
+
+static void test_values(void **state)
+{
+    (void)state;
+    json_t *root = parse(" [9223372036854775807, -9223372036854775808, -0, -1.5e-3, 5e-324, "
+                         "\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00E9\\ud83d\\ude00\xc3\xa9\", [], {}, "
+                         "{\"\":null}] ");
+    assert_int_equal(json_array_size(root), 9);
+    assert_true(json_integer_value(json_array_get(root, 0)) == INT64_MAX);
+    assert_true(json_integer_value(json_array_get(root, 1)) == INT64_MIN);
+    assert_true(json_is_integer(json_array_get(root, 2)));
+    assert_true(json_real_value(json_array_get(root, 3)) == -1.5e-3);
+    assert_true(json_real_value(json_array_get(root, 4)) == 0x1p-1074);
+    assert_string_equal(json_string_value(json_array_get(root, 5)),
+                        "\"\\/\b\f\n\r\t\xc3\xa9\xf0\x9f\x98\x80\xc3\xa9");
+    assert_int_equal(json_object_size(json_array_get(root, 7)), 0);
+    assert_true(json_is_null(json_object_get(json_array_get(root, 8), "")));
+    json_decref(root);
+}
+
+/* The host's locale may write 1,5 for 1.5. */
+static void test_other_locales(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"de_DE.UTF-8", "fr_FR.UTF-8", "de_DE.utf8"};
+    const char *set = NULL;
+    for (size_t i = 0; i < 3 && set == NULL; i++)
+        set = setlocale(LC_NUMERIC, names[i]);
+    if (set == NULL)
+        skip(); /* no such locale is installed */
+    json_t *root = parse("[1.5,-2.25e2]");
+    assert_true(json_real_value(json_array_get(root, 0)) == 1.5);
+    assert_true(json_real_value(json_array_get(root, 1)) == -225.0);
+    json_decref(root);
+    (void)setlocale(LC_NUMERIC, "C");
+}
+
+/* ---- failed allocations, ours and jansson's -------------------------------------------------- */
+
+static uint64_t jansson_calls, jansson_fails_at;
+
+static void *jansson_alloc(size_t bytes)
+{
+    return ++jansson_calls == jansson_fails_at ? NULL : malloc(bytes);
+}
+
+static int fail_number(void *context, uint64_t number, size_t bytes)
+{
+    (void)bytes;
+    return number == *(const uint64_t *)context;
+}
+
+/* A failed parse says OUT_OF_MEMORY and gives nothing; one that succeeds gives the whole document.
+ */
+static void test_failed_allocations(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"a key that is longer than sixteen bytes\":[1,2.5,3,4,5,6,7,8,9,10,11,12],\"b\":{\"c\":"
+        "\"a text that is longer than sixteen bytes \\u00e9\",\"d\":[[[[\"\"]]]],\"e\":0,\"f\":1,"
+        "\"g\":2,\"h\":3,\"i\":4,\"j\":5,\"k\":6,\"l\":7,\"m\":8}}";
+    json_t *whole = parse(text);
+    json_malloc_t former_malloc;
+    json_free_t former_free;
+    json_get_alloc_funcs(&former_malloc, &former_free);
+    json_set_alloc_funcs(jansson_alloc, free); /* the test is the host */
+    for (int ours = 0; ours <= 1; ours++) {
+        uint64_t number = 0;
+        mstar_status status = MSTAR_OUT_OF_MEMORY;
+        while (status != MSTAR_OK) {
+            json_t *root = NULL;
+            number++;
+            jansson_calls = 0;
+            jansson_fails_at = ours ? 0 : number;
+            if (ours)
+                mstar_set_alloc_fault(fail_number, &number);
+            status = mst_json_parse("f.json", text, sizeof text - 1, &root);
+            mstar_set_alloc_fault(NULL, NULL);
+            if (status == MSTAR_OK) {
+                assert_true(json_equal(root, whole));
+                json_decref(root);
+            } else {
+                assert_int_equal(status, MSTAR_OUT_OF_MEMORY);
+                assert_null(root);
+            }
+            assert_true(number < 1000);
+        }
+        assert_true(number > (ours ? 10 : 50));
+    }
+    json_set_alloc_funcs(former_malloc, former_free);
+    json_decref(whole);
+}
+
 static void test_file_name(void **state)
 {
     (void)state;
@@ -141,6 +279,10 @@ int main(void)
         cmocka_unit_test(test_parse_errors),
         cmocka_unit_test(test_getters),
         cmocka_unit_test(test_huge_integer),
+        cmocka_unit_test(test_refused_texts),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_other_locales),
+        cmocka_unit_test(test_failed_allocations),
         cmocka_unit_test(test_file_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

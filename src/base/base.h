@@ -192,8 +192,10 @@ void mst_file_unmap(mst_file *file);
  * back from the file when touched. Bytes outside the file are left out.
  */
 void mst_file_let_go(const mst_file *file, size_t begin, size_t end);
-bool mst_file_exists(const char *path);
-bool mst_folder_exists(const char *path);
+/* Is there a regular file, a folder? IO_FAILED when the system cannot tell: what may be there must
+ * not be taken for absent. */
+mstar_status mst_file_look(const char *path, bool *there);
+mstar_status mst_folder_look(const char *path, bool *there);
 /* folder + "/" + name into a new string. */
 mstar_status mst_path_join(const char *folder, const char *name, char **path);
 

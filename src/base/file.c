@@ -79,16 +79,32 @@ void mst_file_let_go(const mst_file *file, size_t begin, size_t end)
                       MADV_DONTNEED);
 }
 
-bool mst_file_exists(const char *path)
+/* The file's type, 0 for nothing there. */
+static mstar_status look(const char *path, mode_t *type)
 {
     struct stat facts;
-    return stat(path, &facts) == 0 && S_ISREG(facts.st_mode);
+    *type = 0;
+    if (stat(path, &facts) == 0)
+        *type = facts.st_mode & S_IFMT;
+    else if (errno != ENOENT && errno != ENOTDIR)
+        return fail_errno(path, "look for it", errno);
+    return MSTAR_OK;
 }
 
-bool mst_folder_exists(const char *path)
+mstar_status mst_file_look(const char *path, bool *there)
 {
-    struct stat facts;
-    return stat(path, &facts) == 0 && S_ISDIR(facts.st_mode);
+    mode_t type;
+    mstar_status status = look(path, &type);
+    *there = type == S_IFREG;
+    return status;
+}
+
+mstar_status mst_folder_look(const char *path, bool *there)
+{
+    mode_t type;
+    mstar_status status = look(path, &type);
+    *there = type == S_IFDIR;
+    return status;
 }
 
 mstar_status mst_path_join(const char *folder, const char *name, char **path)

@@ -101,8 +101,10 @@ static mstar_status fail_absent(const char *folder)
 {
     char *path = NULL;
     MST_TRY(mst_path_join(folder, "pytorch_model.bin", &path));
-    bool pickled = mst_file_exists(path);
+    bool pickled;
+    mstar_status status = mst_file_look(path, &pickled);
     mst_free(path);
+    MST_TRY(status);
     return mst_fail(MSTAR_NOT_FOUND, "%s: neither %s nor %s%s", folder, SINGLE_NAME, INDEX_NAME,
                     pickled ? "; pytorch_model.bin is not read, convert it to safetensors" : "");
 }
@@ -112,12 +114,15 @@ mstar_status mst_checkpoint_open(const char *folder, mst_checkpoint *checkpoint)
     char *single = NULL;
     char *index = NULL;
     mstar_status status;
+    bool one, many;
     *checkpoint = (mst_checkpoint){NULL, 0, 0};
     MST_TRY_GOTO(mst_path_join(folder, SINGLE_NAME, &single), done);
     MST_TRY_GOTO(mst_path_join(folder, INDEX_NAME, &index), done);
-    if (mst_file_exists(single))
+    MST_TRY_GOTO(mst_file_look(single, &one), done);
+    MST_TRY_GOTO(mst_file_look(index, &many), done);
+    if (one)
         status = add_file(checkpoint, folder, SINGLE_NAME);
-    else if (mst_file_exists(index))
+    else if (many)
         status = open_shards(folder, index, checkpoint);
     else
         status = fail_absent(folder);

@@ -232,7 +232,9 @@ static mstar_status follow_widths(mst_folder *out)
 static mstar_status read_all(const char *folder, const mstar_encoder_desc *desc, mst_folder *out)
 {
     json_t *root = NULL;
-    if (!mst_folder_exists(folder))
+    bool there;
+    MST_TRY(mst_folder_look(folder, &there));
+    if (!there)
         return mst_fail(MSTAR_NOT_FOUND, "%s: no such folder", folder);
     MST_TRY(read_pipeline(folder, desc, out));
     MST_TRY(apply_normalize(desc, out));

@@ -45,9 +45,11 @@ static mstar_status read_vocab_folder(const char *folder, mstar_tokenizer *token
 {
     char *vocab = NULL, *config = NULL;
     mstar_status status;
+    bool there;
     MST_TRY_GOTO(mst_path_join(folder, "vocab.txt", &vocab), done);
     MST_TRY_GOTO(mst_path_join(folder, "tokenizer_config.json", &config), done);
-    if (mst_file_exists(vocab))
+    MST_TRY_GOTO(mst_file_look(vocab, &there), done);
+    if (there)
         status = mst_tokenizer_read_bert(vocab, config, tokenizer);
     else
         status = mst_fail(MSTAR_NOT_FOUND, "%s: neither tokenizer.json nor vocab.txt", folder);
@@ -87,8 +89,11 @@ static mstar_status read_folder(const char *folder, mstar_tokenizer *tokenizer)
 {
     char *path = NULL;
     MST_TRY(mst_path_join(folder, "tokenizer.json", &path));
-    mstar_status status = mst_file_exists(path) ? mst_tokenizer_read_json(path, tokenizer)
-                                                : read_vocab_folder(folder, tokenizer);
+    bool there;
+    mstar_status status = mst_file_look(path, &there);
+    if (status == MSTAR_OK)
+        status =
+            there ? mst_tokenizer_read_json(path, tokenizer) : read_vocab_folder(folder, tokenizer);
     mst_free(path);
     return status;
 }
@@ -105,7 +110,9 @@ static mstar_status read_config_file(const char *path, mstar_tokenizer *tokenize
 
 static mstar_status read_path(const char *path, mstar_tokenizer *tokenizer)
 {
-    if (mst_folder_exists(path))
+    bool folder;
+    MST_TRY(mst_folder_look(path, &folder));
+    if (folder)
         return read_folder(path, tokenizer);
     if (strcmp(mst_json_file_name(path), "tokenizer_config.json") == 0)
         return read_config_file(path, tokenizer);
@@ -284,11 +291,15 @@ typedef struct kept {
     int64_t count;
 } kept;
 
-static kept keep(const mst_token *tokens, int64_t count, int64_t keep_count,
+/* Of the count tokens from first on. A text without tokens may have left the list without memory.
+ */
+static kept keep(const mst_encode *work, int64_t first, int64_t count, int64_t keep_count,
                  mstar_truncate truncate)
 {
+    if (keep_count == 0)
+        return (kept){NULL, 0};
     const int64_t skip = truncate == MSTAR_TRUNCATE_START ? count - keep_count : 0;
-    return (kept){tokens + skip, keep_count};
+    return (kept){work->tokens + first + skip, keep_count};
 }
 
 static void fill(const mstar_tokenizer *tokenizer, const mst_template *template,
@@ -377,9 +388,8 @@ static mstar_status encode_into(const mstar_tokenizer *tokenizer, const mstar_to
     const int64_t special = desc->add_special_tokens ? template->num_special : 0;
     MST_TRY(choose(desc, special, count, keep_count));
     MST_TRY(reserve_tokens(tokens, special + keep_count[0] + keep_count[1]));
-    const kept texts[2] = {keep(work->tokens, count[0], keep_count[0], desc->truncate),
-                           keep(work->tokens == NULL ? NULL : work->tokens + count[0], count[1],
-                                keep_count[1], desc->truncate)};
+    const kept texts[2] = {keep(work, 0, count[0], keep_count[0], desc->truncate),
+                           keep(work, count[0], count[1], keep_count[1], desc->truncate)};
     fill(tokenizer, template, desc->add_special_tokens != 0, texts, tokens);
     tokens->untruncated_count = special + count[0] + count[1];
     return MSTAR_OK;

@@ -185,7 +185,9 @@ mstar_status mst_tokenizer_read_bert(const char *vocab_path, const char *config_
     json_t *config = NULL;
     const char *where = mst_json_file_name(vocab_path);
     mstar_status status = MSTAR_OK;
-    if (mst_file_exists(config_path)) {
+    bool there;
+    MST_TRY(mst_file_look(config_path, &there));
+    if (there) {
         where = mst_json_file_name(config_path);
         MST_TRY_GOTO(mst_json_read(config_path, &config), done);
         MST_TRY_GOTO(mst_json_check_object(config, where, "document"), done);

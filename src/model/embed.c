@@ -252,7 +252,7 @@ static mstar_status take_ids(mstar_encoder *encoder, const int32_t *ids, const i
         int32_t length = cu_seqlens[i + 1] - cu_seqlens[i];
         encoder->lengths[i] = length;
         encoder->segments[i] =
-            (mst_segment){.ids = ids + cu_seqlens[i],
+            (mst_segment){.ids = length > 0 ? ids + cu_seqlens[i] : NULL, /* ids may be NULL */
                           .type_ids = type_ids != NULL ? type_ids + cu_seqlens[i] : NULL,
                           .first = cu_seqlens[i],
                           .untruncated = length,

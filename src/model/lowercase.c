@@ -39,6 +39,9 @@ mstar_status mst_lowercase(const char *text, size_t bytes, void **out, int64_t *
 {
     const size_t valid = mst_utf8_repair((const unsigned char *)text, bytes, NULL);
     size_t room;
+    *out_bytes = 0;
+    if (valid == 0)
+        return MSTAR_OK; /* out may still be without memory */
     MST_TRY(mst_size_mul(valid, GROWTH + 1, &room));
     MST_TRY(mst_grow(out, capacity, (int64_t)room, 1, "lowercase text"));
     unsigned char *to = *out;

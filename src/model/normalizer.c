@@ -135,6 +135,8 @@ static mstar_status lower(mst_chars *run)
 static mstar_status sort_marks(mst_chars *list, int64_t start)
 {
     const int64_t count = list->count - start;
+    if (count < 2)
+        return MSTAR_OK; /* the list may still be without memory */
     mst_char *marks = list->items + start;
     if (count <= 32) {
         for (int64_t i = 1; i < count; i++) {

@@ -71,11 +71,12 @@ static mstar_status tokenize_one(mstar_encoder *encoder, int32_t worker_index,
     int64_t want = worker->num_stored + count * (typed ? 2 : 1);
     MST_TRY(mst_grow((void **)&worker->stored_ids, &worker->stored_capacity, want, sizeof(int32_t),
                      "token ids"));
-    int32_t *ids = worker->stored_ids + worker->num_stored;
-    if (count > 0)
+    if (count > 0) { /* else the store may still be without memory */
+        int32_t *ids = worker->stored_ids + worker->num_stored;
         memcpy(ids, tokens->ids, (size_t)count * sizeof *ids);
-    if (typed)
-        memcpy(ids + count, tokens->type_ids, (size_t)count * sizeof *ids);
+        if (typed)
+            memcpy(ids + count, tokens->type_ids, (size_t)count * sizeof *ids);
+    }
     encoder->segments[place] = (mst_segment){.first = worker->num_stored,
                                              .untruncated = tokens->untruncated_count,
                                              .worker = worker_index,
@@ -135,6 +136,8 @@ mstar_status mst_encoder_tokenize(mstar_encoder *encoder, const mstar_text *text
     MST_TRY(find_failure(encoder));
     for (int64_t i = 0; i < count; i++) {
         mst_segment *segment = &encoder->segments[i];
+        if (encoder->lengths[i] == 0)
+            continue;
         segment->ids = encoder->workers[segment->worker].stored_ids + segment->first;
         segment->type_ids = segment->typed ? segment->ids + encoder->lengths[i] : NULL;
     }

@@ -99,10 +99,11 @@ static inline vf vf_round(vf a)
 {
     return (a + 0x1.8p23f) - 0x1.8p23f;
 }
-/* a * 2^n for an integral n in [-252, 252], with gradual underflow. */
+/* a * 2^n for an integral n in [-252, 252], with gradual underflow. A NaN n comes with a NaN a, and
+ * C leaves its conversion open. */
 static inline vf vf_scale2(vf a, vf n)
 {
-    int whole = (int)n;
+    int whole = n == n ? (int)n : 0;
     int half = whole / 2;
     uint32_t first = (uint32_t)(127 + half) << 23;
     uint32_t second = (uint32_t)(127 + whole - half) << 23;

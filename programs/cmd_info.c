@@ -16,11 +16,11 @@ static json_t *list_kernels(const mstar_device *device)
         if (mstar_device_query_kernel(device, i, &kernel) != MSTAR_OK)
             break;
         json_t *row = json_object();
-        (void)json_object_set_new(row, "op", cli_report_string(kernel.op));
-        (void)json_object_set_new(row, "dtype", cli_report_string(kernel.dtype));
-        (void)json_object_set_new(row, "symbol", cli_report_string(kernel.symbol));
-        (void)json_object_set_new(row, "reason", cli_report_string(kernel.reason));
-        if (json_array_append_new(list, row) != 0) {
+        bool failed = json_object_set_new(row, "op", cli_report_string(kernel.op)) != 0;
+        failed |= json_object_set_new(row, "dtype", cli_report_string(kernel.dtype)) != 0;
+        failed |= json_object_set_new(row, "symbol", cli_report_string(kernel.symbol)) != 0;
+        failed |= json_object_set_new(row, "reason", cli_report_string(kernel.reason)) != 0;
+        if (json_array_append_new(list, row) != 0 || failed) {
             json_decref(list);
             return NULL;
         }
@@ -49,8 +49,13 @@ static void report_machine(cli_report *report, const cli_session *session)
 static json_t *list_poolings(const mstar_encoder_info *model)
 {
     json_t *list = json_array();
-    for (int32_t i = 0; i < model->num_poolings && list != NULL; i++)
-        (void)json_array_append_new(list, json_string(mstar_pooling_name(model->poolings[i])));
+    for (int32_t i = 0; i < model->num_poolings && list != NULL; i++) {
+        const char *name = mstar_pooling_name(model->poolings[i]);
+        if (json_array_append_new(list, json_string(name)) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
     return list;
 }
 

@@ -49,6 +49,7 @@ static int fail_command(const char *name)
 
 int main(int argc, char **argv)
 {
+    cli_json_install();
     cli_signals_install();
     if (argc < 2)
         return cli_fail(CLI_USAGE, "no command. Try 'mstar --help'");

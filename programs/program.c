@@ -10,11 +10,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -87,6 +89,22 @@ void cli_note(const char *format, ...)
 int cli_fail_memory(const char *what, size_t bytes)
 {
     return cli_fail(CLI_FAILED, "out of memory: %zu bytes for %s", bytes, what);
+}
+
+static void *json_memory(size_t bytes)
+{
+    void *memory = malloc(bytes);
+    if (memory != NULL)
+        return memory;
+    int code = cli_fail_memory("JSON", bytes);
+    if (doomed_set)
+        (void)unlink(doomed_path);
+    _exit(code);
+}
+
+void cli_json_install(void)
+{
+    json_set_alloc_funcs(json_memory, free);
 }
 
 int cli_exit_code(mstar_status status)

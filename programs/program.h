@@ -43,6 +43,12 @@ void cli_set_quiet(bool quiet);
 bool cli_is_quiet(void);
 /* Out of memory in the program's own code. */
 int cli_fail_memory(const char *what, size_t bytes);
+/*
+ * Makes a failed allocation inside jansson the end of the program: told in one line, a temporary
+ * output file removed, exit code CLI_FAILED. jansson's parser and printer do not report all of
+ * them, and go on with what they have. For main, before anything else uses jansson.
+ */
+void cli_json_install(void);
 /* The exit code of a library call that failed while it worked on data (not while it loaded). */
 int cli_exit_code(mstar_status status);
 

@@ -2,13 +2,15 @@
 # is done that could not be done by hand.
 #
 # JOBS    processes at once (default: the cores)      PREFIX  where `make install` puts things
+# SECONDS of `make fuzz`, in all
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 MODEL ?= build/models/all-MiniLM-L6-v2
 SAMPLES ?= examples/data/samples.txt
+SECONDS ?= 60
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help deps deps-build deps-venv deps-check build model demo check asan tsan aarch64 warnings layers docs-check \
+.PHONY: help deps deps-build deps-venv deps-check build model demo check asan asan-clang tsan fuzz aarch64 warnings layers docs-check \
 	bench bench-peers format format-check install clean venv
 
 help: ## this list
@@ -48,6 +50,19 @@ asan: venv model ## the tests under the address and undefined behaviour sanitize
 	@cmake --preset asan >/dev/null
 	@cmake --build --preset asan -j $(JOBS)
 	@ctest --preset asan -j $(JOBS) --no-tests=error
+
+# clang's see what gcc's do not: offsets from null pointers, floats outside an integer's range.
+asan-clang: deps-check ## the unit tests under clang's sanitizers
+	@tools/install_deps.sh clang
+	@cmake --preset fuzz >/dev/null
+	@cmake --build --preset fuzz -j $(JOBS)
+	@ctest --preset fuzz -j $(JOBS) --no-tests=error -R '^unit'
+
+fuzz: deps-check ## run the fuzz targets for SECONDS in all (60)
+	@tools/install_deps.sh clang
+	@cmake --preset fuzz >/dev/null
+	@cmake --build --preset fuzz -j $(JOBS) --target fuzz_targets
+	@tests/fuzz/run_fuzz.py --seconds $(SECONDS)
 
 # In one process: the Python tests start the program or load the library, and find no more races.
 tsan: venv model ## the unit tests and examples under the thread sanitizer
@@ -98,4 +113,4 @@ install: build ## install into PREFIX (headers, libraries, program, man page, pk
 	@cmake --install build/release --prefix $(PREFIX)
 
 clean: ## remove what was built; the model and the Python environment stay
-	@rm -rf build/release build/dev build/asan build/tsan build/aarch64 build/clang
+	@rm -rf build/release build/dev build/asan build/tsan build/aarch64 build/clang build/fuzz

@@ -10,7 +10,7 @@ SAMPLES ?= examples/data/samples.txt
 SECONDS ?= 60
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help deps deps-build deps-venv deps-check build model demo check asan asan-clang tsan fuzz aarch64 warnings layers docs-check \
+.PHONY: help deps deps-build deps-venv deps-check build model demo check asan asan-clang tsan fuzz aarch64 warnings layers docs-check faults-check \
 	bench bench-peers format format-check install clean venv
 
 help: ## this list
@@ -93,6 +93,9 @@ layers: ## check the layer order and the rules of the tree
 
 docs-check: ## compile the C of the docs, check their paths and tables
 	@python3 tools/check_docs.py
+
+faults-check: ## check that every known fault has a test, a benchmark or a reason
+	@python3 tools/check_faults.py
 
 # On a quiet machine: both take every core and measure nothing but time.
 bench: build model ## measure attention, products and embedding: bench/results/<cpu>.csv and a picture

@@ -2,8 +2,10 @@
  * bench_attn.c - mstar bench attn: the wrappers over the workloads of a file.
  *
  * The file is a JSON list of objects: name, kind ("self", "cross", "prefixed"), causal,
- * num_qo_heads, num_kv_heads, head_dim, q_lens and, but for self, kv_lens. Only visible pairs of
- * query and key count as work. Workloads above --max-gflop are listed as skipped, never dropped.
+ * num_qo_heads, num_kv_heads, head_dim, q_lens and, but for self, kv_lens. Lengths are a list or
+ * {"repeat": n, "times": m}. With max_num_segments and max_total_tokens the wrapper is one of graph
+ * mode with these ceilings. Only visible pairs of query and key count as work. Workloads above
+ * --max-gflop are listed as skipped, never dropped.
  */
 #include "bench.h"
 
@@ -15,6 +17,7 @@ typedef struct workload {
     int causal;
     int32_t heads, kv_heads, dim;
     int64_t segments, q_tokens, kv_tokens;
+    int64_t max_segments, max_tokens; /* graph mode's ceilings; 0: eager */
     int32_t *q_cu, *kv_cu;
     double flops;
 } workload;
@@ -40,13 +43,19 @@ static void workload_release(workload *work)
     memset(work, 0, sizeof *work);
 }
 
+/* A list of lengths, or one length so many times; NULL when there are too many tokens. */
 static int32_t *read_offsets(const json_t *lengths, int64_t *segments, int64_t *tokens)
 {
-    *segments = (int64_t)json_array_size(lengths);
+    const json_t *repeat = json_object_get(lengths, "repeat");
+    int64_t times = json_integer_value(json_object_get(lengths, "times"));
+    *segments = repeat != NULL ? times : (int64_t)json_array_size(lengths);
     *tokens = 0;
+    if (*segments < 0 || *segments > INT32_MAX)
+        return NULL;
     int32_t *offsets = calloc((size_t)*segments + 1, sizeof *offsets);
     for (int64_t i = 0; offsets != NULL && i < *segments; i++) {
-        int64_t length = json_integer_value(json_array_get(lengths, (size_t)i));
+        int64_t length =
+            json_integer_value(repeat != NULL ? repeat : json_array_get(lengths, (size_t)i));
         *tokens += length;
         if (length < 0 || *tokens > INT32_MAX) {
             free(offsets);
@@ -76,6 +85,12 @@ static double count_flops(const workload *work)
     return pairs * 4 * work->dim * work->heads;
 }
 
+static bool are_lengths(const json_t *value)
+{
+    return json_is_array(value) || (json_is_integer(json_object_get(value, "repeat")) &&
+                                    json_is_integer(json_object_get(value, "times")));
+}
+
 static int read_workload(const char *path, const json_t *object, workload *work)
 {
     memset(work, 0, sizeof *work);
@@ -93,9 +108,12 @@ static int read_workload(const char *path, const json_t *object, workload *work)
     work->dim = (int32_t)json_integer_value(json_object_get(object, "head_dim"));
     const json_t *q_lens = json_object_get(object, "q_lens");
     const json_t *kv_lens = json_object_get(object, "kv_lens");
+    work->max_segments = json_integer_value(json_object_get(object, "max_num_segments"));
+    work->max_tokens = json_integer_value(json_object_get(object, "max_total_tokens"));
     bool self = strcmp(work->kind, "self") == 0;
-    if (!json_is_array(q_lens) || (!self && !json_is_array(kv_lens)))
-        return fail_file(path, work->name, "\"q_lens\" and \"kv_lens\" must be lists");
+    if (!are_lengths(q_lens) || (!self && !are_lengths(kv_lens)))
+        return fail_file(path, work->name,
+                         "\"q_lens\" and \"kv_lens\" must be lists, or \"repeat\" and \"times\"");
     int64_t kv_segments = 0;
     work->q_cu = read_offsets(q_lens, &work->segments, &work->q_tokens);
     work->kv_cu = read_offsets(self ? q_lens : kv_lens, &kv_segments, &work->kv_tokens);
@@ -149,6 +167,9 @@ static int create_wrapper(mstar_device *device, mstar_dtype dtype, attn_run *run
     desc.num_kv_heads = work->kv_heads;
     desc.head_dim = work->dim;
     desc.q_data_type = dtype;
+    desc.accelerator_graph = work->max_segments > 0;
+    desc.max_num_segments = work->max_segments > 0 ? work->max_segments : -1;
+    desc.max_total_tokens = work->max_segments > 0 ? work->max_tokens : -1;
     mstar_status status;
     if (strcmp(work->kind, "self") == 0)
         status = mstar_ragged_prefill_create(device, &desc, NULL, 0, &run->self);

@@ -441,6 +441,7 @@ static void encoder_in_buckets(void **state)
     int64_t sequence[8];
     int64_t count = fault_list(c, "buckets", buckets, 16);
     int64_t steps = fault_list(c, "sequence", sequence, 8);
+    int64_t layers = fault_integer(c, "layers");
     attn_problem shape;
     fault_says(c, "pool", "shared, pre-filled with NaN");
     fault_problem(c, &shape);
@@ -449,8 +450,7 @@ static void encoder_in_buckets(void **state)
     for (int32_t isa = 0; isa < fault_isas.count; isa++) {
         bool all = fault_large_runs() && isa == fault_isas.count - 1;
         shape.num_qo_heads = shape.num_kv_heads = all ? heads : 1;
-        layers_in_buckets(&shape, buckets, count, sequence, steps,
-                          all ? fault_integer(c, "layers") : 2, isa);
+        layers_in_buckets(&shape, buckets, count, sequence, steps, all ? layers : 2, isa);
     }
 }
 

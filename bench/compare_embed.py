@@ -13,7 +13,9 @@ A peer that cannot be installed, converted or run stays in the table with its re
     build/bench-venv/bin/python bench/compare_embed.py --rounds 1 --mixes C4,C6 --peers onnxruntime
 """
 import argparse
+import contextlib
 import csv
+import fcntl
 import hashlib
 import json
 import os
@@ -135,6 +137,19 @@ class Row:
         return statistics.median(answer["ms"])
 
 
+# Runs a command from a small process and says its status, ms and peak resident KB: a process
+# inherits the peak of the one that started it, and this one holds references and NumPy.
+MEASURE = """
+import json, os, subprocess, sys, time
+begin = time.perf_counter()
+process = subprocess.Popen(sys.argv[1:], stderr=subprocess.PIPE)
+said = process.stderr.read().decode("utf-8", "replace")
+_, status, usage = os.wait4(process.pid, 0)
+ms = (time.perf_counter() - begin) * 1e3
+print(json.dumps([os.waitstatus_to_exitcode(status), ms, usage.ru_maxrss, said]))
+"""
+
+
 class ProgramRow(Row):
     """`mstar embed` as a process of its own a turn: what a user of the program waits for and what
     it holds, without Python."""
@@ -152,19 +167,18 @@ class ProgramRow(Row):
         command = [str(self.given.program), "embed", "--model", str(self.given.model), "--threads",
                    str(self.given.threads), "--quiet", "--format", "f32", "--output",
                    str(save or self.given.work / "program.f32"), str(texts)]
-        begin = time.perf_counter()
-        process = subprocess.Popen(command, env=peers.worker_environment(
-            self.given.threads, self.setting), stderr=subprocess.PIPE, text=True)
-        said = process.stderr.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        ms = (time.perf_counter() - begin) * 1e3
-        process.returncode = os.waitstatus_to_exitcode(status)
-        process.stderr.close()
+        done = subprocess.run(
+            [self.given.python, "-E", "-S", "-c", MEASURE, *command], capture_output=True,
+            text=True, env=peers.worker_environment(self.given.threads, self.setting))
         time.sleep(PAUSE_S)
-        if process.returncode != 0:
-            self.fails(f"status {process.returncode}: {said.strip()[:200]}")
+        if done.returncode != 0:
+            self.fails(f"not started: {done.stderr.strip()[-200:]}")
             return None
-        self.rss[mix] = max(self.rss.get(mix, 0), usage.ru_maxrss / 1024)
+        status, ms, rss_kb, said = json.loads(done.stdout)
+        if status != 0:
+            self.fails(f"status {status}: {said.strip()[:200]}")
+            return None
+        self.rss[mix] = max(self.rss.get(mix, 0), rss_kb / 1024)
         return ms
 
 
@@ -236,16 +250,27 @@ def make_rows(given):
     return rows
 
 
-def start_rows(rows):
-    for row in rows:
-        times = []
-        while not row.reason and len(times) <= STARTS:
-            row.stop()
-            time.sleep(PAUSE_S)
-            times.append(row.start())
-        row.ms[START] = times[1:]
-        if not row.reason:
-            say(row, f"start: {statistics.median(row.ms[START]):.0f} ms")
+@contextlib.contextmanager
+def alone(given):
+    """Holds the lock files of --lock, in their order, while something is measured."""
+    with contextlib.ExitStack() as stack:
+        for path in given.lock:
+            file = stack.enter_context(open(path, "a", encoding="utf-8"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def start_rows(given, rows):
+    with alone(given):
+        for row in rows:
+            times = []
+            while not row.reason and len(times) <= STARTS:
+                row.stop()
+                time.sleep(PAUSE_S)
+                times.append(row.start())
+            row.ms[START] = times[1:]
+            if not row.reason:
+                say(row, f"start: {statistics.median(row.ms[START]):.0f} ms")
 
 
 def say(row, what):
@@ -272,10 +297,11 @@ def measure(given, rows, texts):
         print(f"round {number + 1} of {given.rounds}", file=sys.stderr, flush=True)
         for mix, path in texts.items():
             turn = number % len(rows)
-            for row in rows[turn:] + rows[:turn]:
-                if row.does(mix):
-                    ms = None if row.reason else row.turn(mix, path)
-                    row.ms.setdefault(mix, []).append(ms)
+            with alone(given):
+                for row in rows[turn:] + rows[:turn]:
+                    if row.does(mix):
+                        ms = None if row.reason else row.turn(mix, path)
+                        row.ms.setdefault(mix, []).append(ms)
 
 
 def flops(lens, config):
@@ -385,11 +411,14 @@ def options():
     parser.add_argument("--library", default="build/release/libmstar.so")
     parser.add_argument("--program", default="build/release/mstar")
     parser.add_argument("--work", default="build/bench", help="conversions, texts, logs")
+    parser.add_argument("--lock", default="", help="lock files with commas, held while a mix of a "
+                        "round is measured: for machines whose users agree on such files")
     parser.add_argument("--out", default="bench/results", help="folder of the CSV and the picture")
     given = parser.parse_args()
     given.mixes = given.mixes.split(",")
     given.peers = list(dict.fromkeys(["mstar", *given.peers.split(",")]))
     given.limits = [int(limit) for limit in given.limits.split(",")]
+    given.lock = given.lock.split(",") if given.lock else []
     for name, known in ((given.mixes, names), (given.peers, list(peers.PEERS))):
         unknown = set(name) - set(known)
         if unknown:
@@ -414,7 +443,7 @@ def main():
     texts = make_texts.write_texts(given.model, given.work / "texts", given.mixes)
     rows = make_rows(given)
     try:
-        start_rows(rows)
+        start_rows(given, rows)
         warm_up(given, rows, texts)
         measure(given, rows, texts)
     finally:

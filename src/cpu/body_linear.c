@@ -7,22 +7,12 @@
  * hides the latency of the chains; more rows take one panel and a register tile.
  */
 #include "cpu/body.h"
+#include "cpu/linear_few.h"
 #include "cpu/linear_finish.h"
 #include "cpu/simd/tile.h"
 #include "cpu/simd/vmath.h"
 
-#define PANEL (2 * VF_LANES)
-/* Rows up to TWO_ROWS take TWO_PANELS at once, up to PAIR_ROWS a pair of them. */
-#define TWO_ROWS 2
-#if defined(MST_ISA_AVX2)
-#define TWO_PANELS 3 /* 12 sums of two rows fit 16 registers, */
-#define PAIR_ROWS 3  /* and so do those of three rows and a pair of panels */
-#else
-#define TWO_PANELS 4
-#define PAIR_ROWS (VF_ROWS / 2 < 6 ? VF_ROWS / 2 : 6)
-#endif
-#define MOST_SUMS ((VF_ROWS > TWO_ROWS * TWO_PANELS ? VF_ROWS : TWO_ROWS * TWO_PANELS) * PANEL)
-_Static_assert(2 * PAIR_ROWS <= VF_ROWS, "a pair of panels has no more sums than a full tile");
+#define PANEL MST_LINEAR_PANEL
 /* Depth of a step where x has to be widened: a tile of x in f32 stays in L1, its rows a
  * line apart from a power of two. */
 #define WIDEN_DEPTH 256
@@ -160,77 +150,6 @@ static void half_tile(const mst_tile_args *t, const uint16_t *b, int rows)
     }
 }
 
-/* Panels that a tile of this many rows takes at once. */
-static int panels_at_once(int64_t rows)
-{
-    return rows <= TWO_ROWS ? TWO_PANELS : rows <= PAIR_ROWS ? 2 : 1;
-}
-
-/* Few rows against several panels at once. c is [rows][panels * PANEL]. */
-static inline __attribute__((always_inline)) void few_body(const float *a, int64_t a_stride,
-                                                           const void *packed, const bool half,
-                                                           int64_t panel_elements, int64_t depth,
-                                                           float *c, const int rows,
-                                                           const int panels, bool fresh)
-{
-    vf acc[PAIR_ROWS > TWO_ROWS ? PAIR_ROWS : TWO_ROWS][2 * TWO_PANELS];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 8
-        for (int v = 0; v < 2 * panels; v++)
-            acc[r][v] = fresh ? vf_zero() : vf_load(c + r * panels * PANEL + v * VF_LANES);
-    }
-    for (int64_t i = 0; i < depth; i++) {
-        vf b[2 * TWO_PANELS];
-#pragma GCC unroll 8
-        for (int v = 0; v < 2 * panels; v++) {
-            int64_t at = (v / 2) * panel_elements + i * PANEL + (v % 2) * VF_LANES;
-            b[v] = half ? vf_load_bf16((const uint16_t *)packed + at)
-                        : vf_load((const float *)packed + at);
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            vf x = vf_set1(a[r * a_stride + i]);
-#pragma GCC unroll 8
-            for (int v = 0; v < 2 * panels; v++)
-                acc[r][v] = vf_fma(x, b[v], acc[r][v]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 8
-        for (int v = 0; v < 2 * panels; v++)
-            vf_store(c + r * panels * PANEL + v * VF_LANES, acc[r][v]);
-    }
-}
-
-#define FEW_CASE(n, panels)                                                                   \
-    case n:                                                                                   \
-        if (half)                                                                             \
-            few_body(a, a_stride, packed, true, panel_elements, depth, c, n, panels, fresh);  \
-        else                                                                                  \
-            few_body(a, a_stride, packed, false, panel_elements, depth, c, n, panels, fresh); \
-        break;
-
-static void few_tile(const float *a, int64_t a_stride, const void *packed, bool half,
-                     int64_t panel_elements, int64_t depth, float *c, int rows, bool fresh)
-{
-    switch (rows) {
-        FEW_CASE(1, TWO_PANELS)
-        FEW_CASE(2, TWO_PANELS)
-#if VF_ROWS / 2 >= 3
-        FEW_CASE(3, 2)
-#endif
-#if VF_ROWS / 2 >= 6
-        FEW_CASE(4, 2)
-        FEW_CASE(5, 2)
-        FEW_CASE(6, 2)
-#endif
-    default:
-        break;
-    }
-}
-
 /*
  * Rows whose distance is a multiple of 4096 bytes fall into one set of a first cache, which holds 8
  * or 12 lines, and push each other out: a tile takes no more of them than fit.
@@ -268,13 +187,13 @@ static const float *get_x(const mst_linear_work *work, int64_t row, int rows, in
 }
 
 /*
- * rows of panels_at_once(rows) panels, or of one. fetch: a line for each step of depth to ask for
+ * rows of mst_few_panels(rows) panels, or of one. fetch: a line for each step of depth to ask for
  * meanwhile, or NULL.
  */
 static void run_tile(const mst_linear_work *work, int64_t row, int rows, int64_t panel, int panels,
                      const char *fetch)
 {
-    _Alignas(64) float c[MOST_SUMS];
+    _Alignas(64) float c[MST_LINEAR_SUMS];
     _Alignas(64) float buffer[VF_ROWS * WIDEN_STRIDE];
     const mst_linear_shape *shape = work->shape;
     int64_t depth = shape->in_features;
@@ -291,7 +210,17 @@ static void run_tile(const mst_linear_work *work, int64_t row, int rows, int64_t
         const void *b = half ? (const void *)((const uint16_t *)work->packed + at)
                              : (const void *)((const float *)work->packed + at);
         if (panels > 1) {
-            few_tile(a, stride, b, half, panel_elements, d, c, rows, k == 0);
+            const mst_few_args few = {.a = a,
+                                      .a_stride = stride,
+                                      .packed = b,
+                                      .panel_elements = panel_elements,
+                                      .depth = d,
+                                      .c = c,
+                                      .fresh = k == 0};
+            if (half)
+                mst_few_tile(&few, rows, MST_FEW_WIDENED);
+            else
+                mst_few_tile(&few, rows, MST_FEW_F32);
             continue;
         }
         mst_tile_args t = {.a = a,
@@ -322,7 +251,7 @@ void MST_FOR_ISA(mst_linear_block)(const mst_linear_work *work, int64_t row_begi
     int64_t panel_bytes =
         work->shape->in_features * PANEL * (int64_t)mstar_dtype_bytes(work->shape->weight_dtype);
     int64_t step_bytes = work->shape->in_features * MST_CACHE_LINE;
-    int at_once = panels_at_once(row_end - row_begin);
+    int at_once = mst_few_panels(row_end - row_begin);
     for (; at_once > 1 && panel + at_once <= panel_end; panel += at_once)
         run_tile(work, row_begin, (int)(row_end - row_begin), panel, at_once, NULL);
     for (; panel < panel_end; panel++) {

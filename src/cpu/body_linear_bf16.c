@@ -10,12 +10,15 @@
 
 #if defined(MST_ISA_AVX512BF16)
 
+#include "cpu/linear_few.h"
 #include "cpu/linear_finish.h"
 #include "cpu/simd/tile.h"
 
-#define PANEL (2 * VF_LANES)
-/* Depth of x converted at a time: a row tile of it stays in the second cache. */
-#define MAX_DEPTH 2048
+#define PANEL MST_LINEAR_PANEL
+/* Depth of x converted at a time: a row tile of it stays in the second cache, rows a line off a
+ * power of two. */
+#define MAX_DEPTH 3072
+#define X_PADDING 32
 /* Bytes of panels that stay in the second cache while row tiles pass. */
 #define GROUP_BYTES (384 * 1024)
 
@@ -64,8 +67,8 @@ void MST_FOR_ISA(mst_linear_bf16_pack)(const mst_linear_shape *shape, const msta
     }
 }
 
-/* x[row .. row + rows)[k .. k + depth) rounded to bf16; zeros past in_features and past the rows.
- */
+/* x[row .. row + rows)[k .. k + depth) rounded to bf16, subnormals to 0, as which they would count;
+ * zeros past in_features and past the rows. */
 static void round_x(const mst_linear_work *work, int64_t row, int rows, int64_t k, int64_t depth,
                     uint16_t *to, int64_t stride)
 {
@@ -81,7 +84,7 @@ static void round_x(const mst_linear_work *work, int64_t row, int rows, int64_t 
         int64_t at = (row + r) * work->x.row_stride + k;
         for (int64_t i = 0; i < real; i += VF_LANES) {
             int n = vf_left(real, i);
-            vf_store_bf16_n(out + i, vf_load_any_n(work->x.data, work->x.dtype, at + i, n), n);
+            vf_store_pairs_n(out + i, vf_load_any_n(work->x.data, work->x.dtype, at + i, n), n);
         }
         for (int64_t i = real; i < depth; i++)
             out[i] = 0;
@@ -158,6 +161,14 @@ static int next_rows(int64_t left)
     return (int)mst_min_i64(left, TILE_ROWS);
 }
 
+/* A tile's rows cost the same, few or many. */
+static int64_t run_few(const mst_linear_work *work, int64_t row, int64_t rows, int64_t panel,
+                       int64_t panel_end, uint16_t *x, float *c)
+{
+    (void)work, (void)row, (void)rows, (void)panel_end, (void)x, (void)c;
+    return panel;
+}
+
 #else
 
 static void open_tiles(void) {}
@@ -183,18 +194,47 @@ static int next_rows(int64_t left)
     return mst_tile_rows(left);
 }
 
+/* Few rows take several panels at once; returns the first panel that is left. */
+static int64_t run_few(const mst_linear_work *work, int64_t row, int64_t rows, int64_t panel,
+                       int64_t panel_end, uint16_t *x, float *c)
+{
+    int panels = mst_few_panels(rows);
+    int64_t depth = padded_depth(work->shape);
+    int64_t step = mst_min_i64(depth, MAX_DEPTH);
+    int64_t width = panels * PANEL;
+    mst_few_args few = {.a = (const float *)(const void *)x,
+                        .a_stride = (step + X_PADDING) / 2,
+                        .panel_elements = depth / 2 * PANEL,
+                        .c = c};
+    if (panels > 1 && depth <= step)
+        round_x(work, row, (int)rows, 0, depth, x, step + X_PADDING);
+    for (; panels > 1 && panel + panels <= panel_end; panel += panels) {
+        for (int64_t k = 0; k < depth; k += step) {
+            few.depth = mst_min_i64(step, depth - k) / 2;
+            few.packed = (const uint16_t *)work->packed + (panel * depth + k) * PANEL;
+            few.fresh = k == 0;
+            if (depth > step)
+                round_x(work, row, (int)rows, k, 2 * few.depth, x, step + X_PADDING);
+            mst_few_tile(&few, (int)rows, MST_FEW_PAIRS);
+        }
+        mst_linear_finish(work, c, width, row, (int)rows, panel * PANEL, width);
+    }
+    return panel;
+}
+
 #endif
 
 void MST_FOR_ISA(mst_linear_bf16_block)(const mst_linear_work *work, int64_t row_begin,
                                         int64_t row_end, int64_t panel_begin, int64_t panel_end)
 {
     _Alignas(64) float c[TILE_ROWS * PANEL];
-    _Alignas(64) uint16_t x[TILE_ROWS * (MAX_DEPTH + 32)];
+    _Alignas(64) uint16_t x[TILE_ROWS * (MAX_DEPTH + X_PADDING)];
     int64_t depth = padded_depth(work->shape);
     int64_t step = mst_min_i64(depth, MAX_DEPTH);
-    int64_t stride = step + 32; /* rows a line off a power of two */
+    int64_t stride = step + X_PADDING;
     int64_t panel_bytes = depth * PANEL * (int64_t)sizeof(uint16_t);
     int64_t group = mst_max_i64(1, GROUP_BYTES / mst_max_i64(panel_bytes, 1));
+    panel_begin = run_few(work, row_begin, row_end - row_begin, panel_begin, panel_end, x, c);
     open_tiles();
     for (int64_t first = panel_begin; first < panel_end; first += group) {
         int64_t last = mst_min_i64(first + group, panel_end);

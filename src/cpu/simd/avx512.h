@@ -208,6 +208,11 @@ static inline vf vf_pack_pairs(vf lo, vf hi)
     __m512bh both = _mm512_cvtne2ps_pbh(hi, lo);
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, (__m512i)both));
 }
+/* The first n lanes as bf16: rounded to nearest even, denormals become 0. */
+static inline void vf_store_pairs_n(uint16_t *p, vf x, int n)
+{
+    _mm256_mask_storeu_epi16(p, vf_mask_n(n), (__m256i)_mm512_cvtneps_pbh(x));
+}
 /* c + the products of a's and b's pairs, summed in f32. */
 static inline vf vf_dot_pairs(vf a, vf b, vf c)
 {

@@ -9,6 +9,8 @@
 #include "mstar/model.h"
 #include "mstar/node.h"
 #include "mstar/ops.h"
+#include "mstar/ragged.h"
+#include "mstar/step.h"
 #include "mstar/tensor.h"
 
 #endif

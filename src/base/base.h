@@ -131,10 +131,11 @@ bool mst_tensor_same_view(const mstar_tensor *a, const mstar_tensor *b);
 /* ---- env.c: the only getenv ------------------------------------------------------------------ */
 
 typedef enum mst_env {
-    MST_ENV_MAX_ISA,           /* MSTAR_MAX_ISA */
-    MST_ENV_NUM_THREADS,       /* MSTAR_NUM_THREADS */
-    MST_ENV_OMP_THREADS,       /* OMP_NUM_THREADS */
-    MST_ENV_GRAPH_COMPILE_MODE /* MSTAR_GRAPH_COMPILE_MODE */
+    MST_ENV_MAX_ISA,            /* MSTAR_MAX_ISA */
+    MST_ENV_NUM_THREADS,        /* MSTAR_NUM_THREADS */
+    MST_ENV_OMP_THREADS,        /* OMP_NUM_THREADS */
+    MST_ENV_GRAPH_COMPILE_MODE, /* MSTAR_GRAPH_COMPILE_MODE */
+    MST_ENV_WORKSPACE_MB        /* MSTAR_WORKSPACE_BUFFER_MB */
 } mst_env;
 /* The text, or NULL when unset or empty. */
 const char *mst_env_get(mst_env name);

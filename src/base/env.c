@@ -8,6 +8,7 @@ static const char *const env_names[] = {
     [MST_ENV_NUM_THREADS] = "MSTAR_NUM_THREADS",
     [MST_ENV_OMP_THREADS] = "OMP_NUM_THREADS",
     [MST_ENV_GRAPH_COMPILE_MODE] = "MSTAR_GRAPH_COMPILE_MODE",
+    [MST_ENV_WORKSPACE_MB] = "MSTAR_WORKSPACE_BUFFER_MB",
 };
 
 const char *mst_env_name(mst_env name)

@@ -151,7 +151,8 @@ MSTAR_API mstar_status mstar_stream_set_rows(mstar_stream *stream, const int64_t
  * A thread has one capture at a time and ends it itself. Until then, on this thread, these are
  * MSTAR_OUT_OF_ORDER: a second begin, a replay, synchronise, events, creating buffers, streams,
  * wrappers and linears, upload and download, a plan, a run of an eager-mode wrapper, work on
- * another stream. Such a refusal loses the capture: end names the first one and makes no graph.
+ * another stream. Such a refusal loses the capture, as does a call on the stream that fails for its
+ * arguments: end names the first one and makes no graph.
  * Other threads, and other streams on them, are free meanwhile.
  */
 /* MSTAR_NOT_SUPPORTED on a device without graphs; the CPU has them. */

@@ -272,7 +272,7 @@ mstar_status mstar_ragged_prefill_run(mstar_ragged_prefill *wrapper, mstar_strea
                                       const mstar_tensor *v, const mstar_tensor *out,
                                       const mstar_tensor *lse)
 {
-    return mst_attn_run(CORE(wrapper), stream, q, k, v, out, lse);
+    return mst_capture_note(stream, mst_attn_run(CORE(wrapper), stream, q, k, v, out, lse));
 }
 
 mstar_status mstar_ragged_cross_prefill_run(mstar_ragged_cross_prefill *wrapper,
@@ -280,7 +280,7 @@ mstar_status mstar_ragged_cross_prefill_run(mstar_ragged_cross_prefill *wrapper,
                                             const mstar_tensor *k, const mstar_tensor *v,
                                             const mstar_tensor *out, const mstar_tensor *lse)
 {
-    return mst_attn_run(CORE(wrapper), stream, q, k, v, out, lse);
+    return mst_capture_note(stream, mst_attn_run(CORE(wrapper), stream, q, k, v, out, lse));
 }
 
 mstar_status mstar_prefixed_prefill_run(mstar_prefixed_prefill *wrapper, mstar_stream *stream,
@@ -288,7 +288,7 @@ mstar_status mstar_prefixed_prefill_run(mstar_prefixed_prefill *wrapper, mstar_s
                                         const mstar_tensor *v, const mstar_tensor *out,
                                         const mstar_tensor *lse)
 {
-    return mst_attn_run(CORE(wrapper), stream, q, k, v, out, lse);
+    return mst_capture_note(stream, mst_attn_run(CORE(wrapper), stream, q, k, v, out, lse));
 }
 
 mstar_status mstar_ragged_prefill_query(const mstar_ragged_prefill *wrapper,

@@ -65,7 +65,7 @@ mstar_status mst_cpu_record(mstar_stream *stream, mst_launch *launch)
                                    "recorded launches");
     g->list = list;
     if (status != MSTAR_OK)
-        return mst_capture_fail(stream, status);
+        return status;
     recorded *made = &g->list[g->num_launches++];
     launch->recorded = true;
     memcpy(&made->launch, launch, sizeof *launch);

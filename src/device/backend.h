@@ -248,8 +248,9 @@ mstar_status mst_capture_refuse(const char *call);
 /* The same for work given to a stream: fine on the stream that this thread captures, and on any
  * stream that nobody captures while this thread does not. A backend asks before it takes work. */
 mstar_status mst_capture_check(const mstar_stream *stream);
-/* Marks the capture of this stream as lost, with the present error text; returns status. */
-mstar_status mst_capture_fail(mstar_stream *stream, mstar_status status);
+/* Returns status; where it is a failure and this thread captures the stream, the capture is lost,
+ * for the present error text. Every public call that gives work to a stream ends with it. */
+mstar_status mst_capture_note(mstar_stream *stream, mstar_status status);
 /* Ends a capture of the stream without a graph, whoever began it; nothing where there is none. */
 void mst_capture_drop(mstar_stream *stream);
 

@@ -105,7 +105,7 @@ mstar_status mstar_buffer_download(const mstar_buffer *buffer, mstar_stream *str
     return bytes == 0 ? MSTAR_OK : buffer->device->backend->copy(stream, destination, place, bytes);
 }
 
-mstar_status mstar_buffer_copy(mstar_buffer *destination, mstar_stream *stream,
+static mstar_status copy_range(mstar_buffer *destination, mstar_stream *stream,
                                size_t destination_offset_bytes, const mstar_buffer *source,
                                size_t source_offset_bytes, size_t bytes)
 {
@@ -127,4 +127,12 @@ mstar_status mstar_buffer_copy(mstar_buffer *destination, mstar_stream *stream,
                         "%zu bytes overlap in one buffer",
                         destination_offset_bytes, source_offset_bytes, bytes);
     return stream->device->backend->copy(stream, to, from, bytes);
+}
+
+mstar_status mstar_buffer_copy(mstar_buffer *destination, mstar_stream *stream,
+                               size_t destination_offset_bytes, const mstar_buffer *source,
+                               size_t source_offset_bytes, size_t bytes)
+{
+    return mst_capture_note(stream, copy_range(destination, stream, destination_offset_bytes,
+                                               source, source_offset_bytes, bytes));
 }

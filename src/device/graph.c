@@ -2,8 +2,8 @@
  * graph.c - capture and replay: what may stand inside a capture, and the life of a graph.
  *
  * Which stream a thread captures is kept per thread, so that other threads allocate, copy and plan
- * as they like meanwhile. A refusal inside a capture loses it: whoever ignores a status must not
- * get a graph that lacks a call.
+ * as they like meanwhile. A refusal inside a capture loses it, and so does a call on its stream
+ * that fails for another reason: whoever ignores a status must not get a graph that lacks a call.
  */
 #include <stdio.h>
 #include <string.h>
@@ -12,10 +12,12 @@
 
 static _Thread_local mstar_stream *captured; /* by this thread; NULL: none */
 
-mstar_status mst_capture_fail(mstar_stream *stream, mstar_status status)
+mstar_status mst_capture_note(mstar_stream *stream, mstar_status status)
 {
+    if (status == MSTAR_OK || stream == NULL || stream != captured)
+        return status;
     mstar_graph *graph = stream->graph;
-    if (graph != NULL && graph->failure == MSTAR_OK && status != MSTAR_OK) {
+    if (graph->failure == MSTAR_OK) {
         graph->failure = status;
         (void)snprintf(graph->failure_text, sizeof graph->failure_text, "%s", mstar_last_error());
     }
@@ -26,7 +28,7 @@ mstar_status mst_capture_refuse(const char *call)
 {
     if (captured == NULL)
         return MSTAR_OK;
-    return mst_capture_fail(captured, mst_fail(MSTAR_OUT_OF_ORDER,
+    return mst_capture_note(captured, mst_fail(MSTAR_OUT_OF_ORDER,
                                                "%s must not stand inside a capture, and this "
                                                "thread captures a stream",
                                                call));

@@ -19,8 +19,8 @@ mstar_status mst_ops_check_activation(const char *name, mstar_activation activat
     return mst_check_range(name, (int64_t)activation, 0, (int64_t)NUM_ACTIVATIONS - 1);
 }
 
-mstar_status mstar_activation_run(mstar_stream *stream, mstar_activation activation,
-                                  const mstar_tensor *x, const mstar_tensor *out)
+static mstar_status run_activation(mstar_stream *stream, mstar_activation activation,
+                                   const mstar_tensor *x, const mstar_tensor *out)
 {
     MST_TRY(mst_check_not_null("stream", stream));
     MST_TRY(mst_ops_check_activation("activation", activation));
@@ -32,4 +32,10 @@ mstar_status mstar_activation_run(mstar_stream *stream, mstar_activation activat
         return MSTAR_OK;
     return stream->device->backend->activation(stream, x->shape[0], x->shape[1], activation,
                                                mst_ops_rows(x), mst_ops_rows(out));
+}
+
+mstar_status mstar_activation_run(mstar_stream *stream, mstar_activation activation,
+                                  const mstar_tensor *x, const mstar_tensor *out)
+{
+    return mst_capture_note(stream, run_activation(stream, activation, x, out));
 }

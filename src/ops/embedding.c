@@ -29,8 +29,9 @@ static mstar_status check_ids(int32_t index, const int32_t *ids, const mstar_ten
     return MSTAR_OK;
 }
 
-mstar_status mstar_embedding(mstar_stream *stream, const mstar_tensor *const *tables,
-                             const int32_t *const *ids, int32_t num_tables, const mstar_tensor *out)
+static mstar_status run_embedding(mstar_stream *stream, const mstar_tensor *const *tables,
+                                  const int32_t *const *ids, int32_t num_tables,
+                                  const mstar_tensor *out)
 {
     MST_TRY(mst_check_not_null("stream", stream));
     MST_TRY(mst_check_range("num_tables", num_tables, 1, MST_MAX_TABLES));
@@ -49,4 +50,10 @@ mstar_status mstar_embedding(mstar_stream *stream, const mstar_tensor *const *ta
         return MSTAR_OK;
     return stream->device->backend->embedding(stream, out->shape[0], out->shape[1], rows, ids,
                                               num_tables, mst_ops_rows(out));
+}
+
+mstar_status mstar_embedding(mstar_stream *stream, const mstar_tensor *const *tables,
+                             const int32_t *const *ids, int32_t num_tables, const mstar_tensor *out)
+{
+    return mst_capture_note(stream, run_embedding(stream, tables, ids, num_tables, out));
 }

@@ -150,9 +150,9 @@ void mstar_linear_destroy(mstar_linear *linear)
     mst_device_release(device);
 }
 
-mstar_status mstar_linear_run(const mstar_linear *linear, mstar_stream *stream,
-                              const mstar_tensor *x, const mstar_tensor *residual,
-                              const mstar_tensor *out)
+static mstar_status run_linear(const mstar_linear *linear, mstar_stream *stream,
+                               const mstar_tensor *x, const mstar_tensor *residual,
+                               const mstar_tensor *out)
 {
     MST_TRY(mst_check_not_null("linear", linear));
     MST_TRY(mst_check_not_null("stream", stream));
@@ -175,6 +175,13 @@ mstar_status mstar_linear_run(const mstar_linear *linear, mstar_stream *stream,
     return device->backend->linear_run(stream, &linear->shape, linear->packed, linear->bias,
                                        x->shape[0], mst_ops_rows(x), mst_ops_rows(residual),
                                        mst_ops_rows(out));
+}
+
+mstar_status mstar_linear_run(const mstar_linear *linear, mstar_stream *stream,
+                              const mstar_tensor *x, const mstar_tensor *residual,
+                              const mstar_tensor *out)
+{
+    return mst_capture_note(stream, run_linear(linear, stream, x, residual, out));
 }
 
 mstar_status mstar_linear_query(const mstar_linear *linear, mstar_linear_info *info)

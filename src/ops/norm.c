@@ -33,9 +33,9 @@ static bool nothing_to_do(const mstar_tensor *x)
     return x->shape[0] == 0 || x->shape[1] == 0;
 }
 
-mstar_status mstar_layer_norm(mstar_stream *stream, const mstar_tensor *x,
-                              const mstar_tensor *residual, const mstar_tensor *weight,
-                              const mstar_tensor *bias, double eps, const mstar_tensor *out)
+static mstar_status run_layer_norm(mstar_stream *stream, const mstar_tensor *x,
+                                   const mstar_tensor *residual, const mstar_tensor *weight,
+                                   const mstar_tensor *bias, double eps, const mstar_tensor *out)
 {
     MST_TRY(check_norm(stream, x, residual, out));
     MST_TRY(mst_ops_check_vector(stream->device, "weight", weight, x->shape[1], out));
@@ -49,9 +49,16 @@ mstar_status mstar_layer_norm(mstar_stream *stream, const mstar_tensor *x,
         bias != NULL ? bias->data : NULL, (float)eps, mst_ops_rows(out));
 }
 
-mstar_status mstar_rms_norm(mstar_stream *stream, const mstar_tensor *x,
-                            const mstar_tensor *residual, const mstar_tensor *weight, double eps,
-                            const mstar_tensor *out)
+mstar_status mstar_layer_norm(mstar_stream *stream, const mstar_tensor *x,
+                              const mstar_tensor *residual, const mstar_tensor *weight,
+                              const mstar_tensor *bias, double eps, const mstar_tensor *out)
+{
+    return mst_capture_note(stream, run_layer_norm(stream, x, residual, weight, bias, eps, out));
+}
+
+static mstar_status run_rms_norm(mstar_stream *stream, const mstar_tensor *x,
+                                 const mstar_tensor *residual, const mstar_tensor *weight,
+                                 double eps, const mstar_tensor *out)
 {
     MST_TRY(check_norm(stream, x, residual, out));
     MST_TRY(mst_ops_check_vector(stream->device, "weight", weight, x->shape[1], out));
@@ -63,11 +70,24 @@ mstar_status mstar_rms_norm(mstar_stream *stream, const mstar_tensor *x,
                                              mst_ops_rows(out));
 }
 
-mstar_status mstar_normalize(mstar_stream *stream, const mstar_tensor *x, const mstar_tensor *out)
+mstar_status mstar_rms_norm(mstar_stream *stream, const mstar_tensor *x,
+                            const mstar_tensor *residual, const mstar_tensor *weight, double eps,
+                            const mstar_tensor *out)
+{
+    return mst_capture_note(stream, run_rms_norm(stream, x, residual, weight, eps, out));
+}
+
+static mstar_status run_normalize(mstar_stream *stream, const mstar_tensor *x,
+                                  const mstar_tensor *out)
 {
     MST_TRY(check_norm(stream, x, NULL, out));
     if (nothing_to_do(x))
         return MSTAR_OK;
     return stream->device->backend->normalize(stream, x->shape[0], x->shape[1], mst_ops_rows(x),
                                               mst_ops_rows(out));
+}
+
+mstar_status mstar_normalize(mstar_stream *stream, const mstar_tensor *x, const mstar_tensor *out)
+{
+    return mst_capture_note(stream, run_normalize(stream, x, out));
 }

@@ -66,9 +66,9 @@ static mstar_status check_segments(const int32_t *cu_seqlens, int64_t num_segmen
     return MSTAR_OK;
 }
 
-mstar_status mstar_pooling_run(mstar_stream *stream, mstar_pooling pooling, const mstar_tensor *x,
-                               const int32_t *cu_seqlens, int64_t num_segments, const int32_t *skip,
-                               const mstar_tensor *out)
+static mstar_status run_pooling(mstar_stream *stream, mstar_pooling pooling, const mstar_tensor *x,
+                                const int32_t *cu_seqlens, int64_t num_segments,
+                                const int32_t *skip, const mstar_tensor *out)
 {
     MST_TRY(mst_check_not_null("stream", stream));
     MST_TRY(mst_check_range("pooling", (int64_t)pooling, 0, (int64_t)NUM_POOLINGS - 1));
@@ -89,4 +89,12 @@ mstar_status mstar_pooling_run(mstar_stream *stream, mstar_pooling pooling, cons
         return MSTAR_OK;
     return stream->device->backend->pooling(stream, pooling, x->shape[1], mst_ops_rows(x),
                                             cu_seqlens, num_segments, skip, mst_ops_rows(out));
+}
+
+mstar_status mstar_pooling_run(mstar_stream *stream, mstar_pooling pooling, const mstar_tensor *x,
+                               const int32_t *cu_seqlens, int64_t num_segments, const int32_t *skip,
+                               const mstar_tensor *out)
+{
+    return mst_capture_note(stream,
+                            run_pooling(stream, pooling, x, cu_seqlens, num_segments, skip, out));
 }

@@ -3,9 +3,9 @@
 
 #include "ops/ops.h"
 
-mstar_status mstar_rotary(mstar_stream *stream, const mstar_tensor *x, const int32_t *positions,
-                          double theta, int32_t rotary_dim, int interleaved,
-                          const mstar_tensor *out)
+static mstar_status run_rotary(mstar_stream *stream, const mstar_tensor *x,
+                               const int32_t *positions, double theta, int32_t rotary_dim,
+                               int interleaved, const mstar_tensor *out)
 {
     MST_TRY(mst_check_not_null("stream", stream));
     MST_TRY(mst_ops_check_input(stream->device, "x", x, 3));
@@ -26,4 +26,12 @@ mstar_status mstar_rotary(mstar_stream *stream, const mstar_tensor *x, const int
                                            (int32_t)x->shape[2], mst_ops_rows(x), x->strides[1],
                                            positions, theta, rotary_dim, interleaved != 0,
                                            mst_ops_rows(out), out->strides[1]);
+}
+
+mstar_status mstar_rotary(mstar_stream *stream, const mstar_tensor *x, const int32_t *positions,
+                          double theta, int32_t rotary_dim, int interleaved,
+                          const mstar_tensor *out)
+{
+    return mst_capture_note(stream,
+                            run_rotary(stream, x, positions, theta, rotary_dim, interleaved, out));
 }

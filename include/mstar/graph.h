@@ -19,14 +19,11 @@
 #define MSTAR_GRAPH_H
 
 #include "mstar/node.h"
+#include "mstar/step.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* Of the step protocol. */
-typedef struct mstar_step mstar_step;
-typedef struct mstar_step_context mstar_step_context;
 
 /* Requests of one bucket, at most. Tokens of one bucket: at most INT32_MAX. */
 #define MSTAR_MAX_BATCH_SIZE 65536
@@ -229,7 +226,8 @@ MSTAR_API const char *mstar_graph_miss_text(mstar_graph_miss miss);
 /* A step that looks for a bucket. */
 typedef struct mstar_graph_request {
     uint32_t struct_size;
-    int32_t reserved;
+    int32_t with_padding; /* 1: a batched bucket must also hold the span of its padding rows, as a
+                             replay needs; default 0 */
     const char *walk;
     const char *additional_key_info; /* NULL: none */
     int64_t bs;                      /* requests; 0 is answered with EMPTY */

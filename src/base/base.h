@@ -135,7 +135,11 @@ typedef enum mst_env {
     MST_ENV_NUM_THREADS,        /* MSTAR_NUM_THREADS */
     MST_ENV_OMP_THREADS,        /* OMP_NUM_THREADS */
     MST_ENV_GRAPH_COMPILE_MODE, /* MSTAR_GRAPH_COMPILE_MODE */
-    MST_ENV_WORKSPACE_MB        /* MSTAR_WORKSPACE_BUFFER_MB */
+    MST_ENV_WORKSPACE_MB,       /* MSTAR_WORKSPACE_BUFFER_MB */
+    MST_ENV_REQUIRE_GRAPHS,     /* MSTAR_REQUIRE_ACCELERATOR_GRAPHS */
+    MST_ENV_NUM_SLOTS,          /* MSTAR_NUM_SLOTS */
+    MST_ENV_PRE_PLAN,           /* MSTAR_PRE_PLAN_SPEC */
+    MST_ENV_STEP_SYNC           /* MSTAR_ENGINE_STEP_SYNC */
 } mst_env;
 /* The text, or NULL when unset or empty. */
 const char *mst_env_get(mst_env name);

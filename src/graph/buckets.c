@@ -203,6 +203,9 @@ static mstar_graph_miss judge(const mstar_graph_bucket *bucket, bool captured,
         if (__builtin_mul_overflow(request->num_tokens, config->multiplier, &tokens) ||
             bucket->num_tokens < tokens)
             return MSTAR_GRAPH_MISS_TOKENS;
+        if (request->with_padding && config->type == MSTAR_GRAPH_BASIC_BATCHED &&
+            request->num_tokens > request->bs * config->single.input_seq_len)
+            return MSTAR_GRAPH_MISS_TOKENS; /* padding rows take the span of the others */
         if ((double)bucket->num_tokens > request->max_waste * (double)tokens)
             return MSTAR_GRAPH_MISS_WASTE; /* never for NaN */
     }
@@ -225,7 +228,8 @@ mstar_status mstar_graph_choose(const mstar_graph_bucket *buckets, const uint8_t
     MST_TRY(mst_check_not_null("request", given));
     MST_TRY(mst_desc_read("request", given, &request, sizeof request));
     MST_TRY(mst_check_not_null("request.walk", request.walk));
-    MST_TRY(mst_check_range("request.bs", request.bs, 0, INT64_MAX));
+    MST_TRY(mst_check_range("request.bs", request.bs, 0, INT32_MAX));
+    MST_TRY(mst_check_flag("request.with_padding", request.with_padding));
     MST_TRY(mst_check_range("request.num_tokens", request.num_tokens, -1, INT64_MAX));
     MST_TRY(mst_check_range("num_buckets", num_buckets, 0, INT64_MAX));
     if (num_buckets > 0)

@@ -360,6 +360,37 @@ static void test_known_past_the_maximum(void **state)
     free_all(&b);
 }
 
+/* A request longer than a batched capture's leaves no room for the rows that pad. */
+static void test_with_padding(void **state)
+{
+    (void)state;
+    static const spec s = {.walk = "w", .sizes = {4, 2}, .num_sizes = 2, .seq_len = 5};
+    static buckets b;
+    make_all(&s, 1, 1, &b); /* (4, 20) (2, 10) */
+    static const struct {
+        int64_t bs, tokens, want; /* tokens of the bucket, or minus the reason */
+    } rows[] = {{1, 5, 10},
+                {1, 6, -MSTAR_GRAPH_MISS_TOKENS},
+                {2, 10, 10},
+                {3, 15, 20},
+                {3, 16, -MSTAR_GRAPH_MISS_TOKENS}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        mstar_graph_request request;
+        mstar_graph_request_init(&request);
+        request.walk = "w";
+        request.with_padding = 1;
+        request.bs = rows[i].bs;
+        request.num_tokens = rows[i].tokens;
+        mstar_graph_choice choice = {.struct_size = sizeof choice};
+        CHECK_OK(mstar_graph_choose(b.list, NULL, b.count, &request, &choice));
+        assert_int_equal(choice.index >= 0 ? b.list[choice.index].num_tokens
+                                           : -(int64_t)choice.miss,
+                         rows[i].want);
+    }
+    assert_int_equal(tokens_for(&b, "w", 1, 6), 10); /* without it: the written rule */
+    free_all(&b);
+}
+
 /* ---- choice: against a slow version ---------------------------------------------------------- */
 
 /* Sorts candidates by repeated search, all rules written out once more. */
@@ -547,6 +578,7 @@ int main(void)
         cmocka_unit_test(test_known_no_gap_at_the_top),
         cmocka_unit_test(test_known_max_waste),
         cmocka_unit_test(test_known_past_the_maximum),
+        cmocka_unit_test(test_with_padding),
         cmocka_unit_test(test_choose_property),
         cmocka_unit_test(test_choose_refused),
         cmocka_unit_test(test_slots),

@@ -1,0 +1,354 @@
+/*
+ * runner.c - a runner's life and what it tells.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "graph/runner.h"
+
+void mstar_node_hooks_init(mstar_node_hooks *hooks)
+{
+    if (hooks != NULL)
+        *hooks = (mstar_node_hooks){.struct_size = sizeof *hooks};
+}
+
+void mstar_graph_runner_desc_init(mstar_graph_runner_desc *desc)
+{
+    if (desc != NULL)
+        *desc = (mstar_graph_runner_desc){.struct_size = sizeof *desc,
+                                          .num_threads = -1,
+                                          .node = "node",
+                                          .num_slots = -1,
+                                          .num_warmups = 2,
+                                          .free_bytes = -1,
+                                          .max_waste = (double)NAN};
+}
+
+void mstar_runner_step_init(mstar_runner_step *step)
+{
+    if (step != NULL)
+        *step = (mstar_runner_step){.struct_size = sizeof *step};
+}
+
+static const char *const state_names[] = {"planned", "captured", "unaffordable", "failed",
+                                          "disagreed"};
+
+const char *mstar_bucket_state_name(mstar_bucket_state state)
+{
+    size_t index = (size_t)state;
+    return index < sizeof state_names / sizeof state_names[0] ? state_names[index] : "unknown";
+}
+
+/* ---- create ---------------------------------------------------------------------------------- */
+
+static mstar_status check_desc(mstar_device *device, const mstar_graph_runner_desc *desc,
+                               mstar_node_hooks *hooks)
+{
+    MST_TRY(mst_check_not_null("desc.hooks", desc->hooks));
+    mstar_node_hooks_init(hooks);
+    MST_TRY(mst_desc_read("desc.hooks", desc->hooks, hooks, sizeof *hooks));
+    if (hooks->forward == NULL)
+        return mst_fail(MSTAR_INVALID_ARGUMENT, "desc.hooks.forward is NULL");
+    if ((hooks->declare != NULL) != (desc->resources != NULL))
+        return mst_fail(MSTAR_INVALID_ARGUMENT, "desc.%s is given without desc.%s",
+                        hooks->declare != NULL ? "hooks.declare" : "resources",
+                        hooks->declare != NULL ? "resources" : "hooks.declare");
+    MST_TRY(mst_check_not_null("desc.node", desc->node));
+    MST_TRY(mst_check_range("desc.num_configs", desc->num_configs, 0, 4096));
+    if (desc->num_configs > 0)
+        MST_TRY(mst_check_not_null("desc.configs", desc->configs));
+    for (int64_t i = 0; i < desc->num_configs; i++) {
+        if (desc->configs[i] == NULL)
+            return mst_fail(MSTAR_INVALID_ARGUMENT, "desc.configs[%lld] is NULL", (long long)i);
+    }
+    if (desc->num_slots != -1)
+        MST_TRY(mst_check_range("desc.num_slots", desc->num_slots, 1, 64));
+    MST_TRY(mst_check_range("desc.num_warmups", desc->num_warmups, 0, 100));
+    MST_TRY(mst_check_range("desc.free_bytes", desc->free_bytes, -1, INT64_MAX));
+    MST_TRY(mst_check_range("desc.floor_bytes", desc->floor_bytes, 0, INT64_MAX));
+    if (device->backend->kind != MSTAR_DEVICE_CPU)
+        return mst_fail(MSTAR_NOT_SUPPORTED,
+                        "device \"%s\": the runner serves CPUs only at present",
+                        device->backend->name);
+    return MSTAR_OK;
+}
+
+static mstar_status make_configs(const mstar_graph_runner_desc *desc, mstar_graph_runner *runner)
+{
+    MST_TRY(mst_alloc_array(desc->num_configs, sizeof(mstar_graph_config *), "configs of a runner",
+                            (void **)&runner->configs));
+    MST_TRY(mst_alloc_array(desc->num_configs, sizeof *runner->config_states, "configs of a runner",
+                            (void **)&runner->config_states));
+    int64_t handle = -2;
+    for (int64_t i = 0; i < desc->num_configs; i++) {
+        const mstar_graph_config *config = desc->configs[i];
+        runner->configs[i] = config;
+        runner->num_configs = i + 1;
+        runner->config_states[i].first_handle = handle;
+        handle -= config->max_batch_size * runner->num_slots;
+        runner->max_bs = mst_max_i64(runner->max_bs, config->max_batch_size);
+        MST_TRY(mstar_graph_config_make_node_inputs(config, config->max_batch_size, 0,
+                                                    &runner->config_states[i].padding));
+    }
+    runner->num_padding = -2 - handle;
+    return MSTAR_OK;
+}
+
+static void make_bucket(mstar_graph_runner *runner, int64_t index)
+{
+    const mstar_graph_bucket *row = &runner->table[index];
+    runner->buckets[index] = (mst_runner_bucket){
+        .config_index = row->config_index,
+        .size = {row->bs, row->num_tokens},
+    };
+    for (int32_t slot = 0; slot < runner->num_slots; slot++) {
+        mst_capture *capture = &runner->captures[index * runner->num_slots + slot];
+        capture->lease = (mstar_lease){
+            .key = {.walk = row->config->walk,
+                    .additional_key_info = row->config->key_info,
+                    .bs = row->bs,
+                    .num_tokens = row->num_tokens},
+            .slot = slot,
+        };
+    }
+}
+
+static mstar_status make_buckets(mstar_graph_runner *runner)
+{
+    int64_t count;
+    MST_TRY(mstar_graph_list_captures(runner->configs, runner->num_configs, 1, NULL, 0, &count));
+    MST_TRY(mst_alloc_array(count, sizeof *runner->table, "buckets", (void **)&runner->table));
+    MST_TRY(mst_alloc_array(count, sizeof *runner->buckets, "buckets", (void **)&runner->buckets));
+    MST_TRY(mst_alloc_array(count, 1, "buckets", (void **)&runner->captured));
+    MST_TRY(mst_alloc_array(count * runner->num_slots, sizeof *runner->captures, "captures",
+                            (void **)&runner->captures));
+    runner->num_buckets = count;
+    MST_TRY(mstar_graph_list_captures(runner->configs, runner->num_configs, 1, runner->table, count,
+                                      &count));
+    for (int64_t i = 0; i < count; i++)
+        make_bucket(runner, i);
+    return MSTAR_OK;
+}
+
+static mstar_status make_slots(mstar_graph_runner *runner)
+{
+    MST_TRY(mst_alloc_array(runner->num_slots, sizeof *runner->slots, "slots",
+                            (void **)&runner->slots));
+    for (int32_t i = 0; i < runner->num_slots; i++) {
+        mst_slot *slot = &runner->slots[i];
+        MST_TRY(mst_alloc_array(runner->max_bs, sizeof *slot->handles, "handles of a step",
+                                (void **)&slot->handles));
+        MST_TRY(mst_alloc_array(runner->max_bs, sizeof *slot->padded, "inputs of a step",
+                                (void **)&slot->padded));
+        if (runner->resources != NULL)
+            MST_TRY(mstar_step_create(&slot->step));
+    }
+    return MSTAR_OK;
+}
+
+/* A flag of the environment: "1" or "0", otherwise unset. */
+static bool env_flag(mst_env name, bool unset)
+{
+    const char *text = mst_env_get(name);
+    return text == NULL ? unset : strcmp(text, "0") != 0;
+}
+
+/* MSTAR_NUM_SLOTS: 2 unless it says so; 1 would have a step planned into the one that runs. */
+static mstar_status wished_slots(int32_t *slots)
+{
+    const char *text = mst_env_get(MST_ENV_NUM_SLOTS);
+    const char *name = mst_env_name(MST_ENV_NUM_SLOTS);
+    *slots = 2;
+    if (text == NULL)
+        return MSTAR_OK;
+    int64_t value = 0;
+    for (const char *at = text; *at != '\0' && value <= 64; at++)
+        value = *at >= '0' && *at <= '9' ? value * 10 + (*at - '0') : 65;
+    if (value < 1 || value > 64)
+        return mst_fail(MSTAR_INVALID_ARGUMENT, "%s is \"%.32s\"; it must be a number from 1 to 64",
+                        name, text);
+    if (value == 1)
+        mst_log(MST_LOG_WARNING, "%s is 1; double buffering takes 2", name);
+    *slots = value < 2 ? 2 : (int32_t)value;
+    return MSTAR_OK;
+}
+
+static mstar_status choose_slots(const mstar_graph_runner_desc *desc, int32_t *slots)
+{
+    int32_t wished;
+    *slots = desc->num_slots;
+    if (*slots > 0)
+        return MSTAR_OK;
+    MST_TRY(wished_slots(&wished));
+    *slots = mstar_graph_num_slots(mstar_resources_double_buffers(desc->resources, NULL),
+                                   mstar_resources_can_pre_plan(desc->resources, NULL),
+                                   env_flag(MST_ENV_PRE_PLAN, true), wished);
+    return MSTAR_OK;
+}
+
+static mstar_status fill(const mstar_graph_runner_desc *desc, mstar_graph_runner *runner)
+{
+    runner->user = desc->user;
+    runner->resources = desc->resources;
+    runner->sync = env_flag(MST_ENV_STEP_SYNC, false);
+    MST_TRY(choose_slots(desc, &runner->num_slots));
+    runner->num_warmups = desc->num_warmups;
+    runner->free_bytes = desc->free_bytes;
+    runner->floor_bytes = desc->floor_bytes;
+    runner->max_waste = desc->max_waste;
+    runner->agree = desc->agree;
+    runner->agree_user = desc->agree_user;
+    MST_TRY(mst_strdup(desc->node, "a node's name", &runner->node));
+    MST_TRY(mstar_stream_create(runner->device, desc->num_threads, &runner->stream));
+    MST_TRY(make_configs(desc, runner));
+    MST_TRY(make_buckets(runner));
+    return make_slots(runner);
+}
+
+mstar_status mstar_graph_runner_create(mstar_device *device, const mstar_graph_runner_desc *given,
+                                       mstar_graph_runner **runner)
+{
+    MST_TRY(mst_check_not_null("device", device));
+    MST_TRY(mst_check_not_null("desc", given));
+    MST_TRY(mst_check_not_null("runner", runner));
+    mstar_graph_runner_desc desc;
+    mstar_graph_runner_desc_init(&desc);
+    MST_TRY(mst_desc_read("desc", given, &desc, sizeof desc));
+    mstar_node_hooks hooks;
+    MST_TRY(check_desc(device, &desc, &hooks));
+    mstar_graph_runner *made;
+    MST_TRY(mst_alloc_zero(sizeof *made, "a graph runner", (void **)&made));
+    made->device = device;
+    made->hooks = hooks;
+    if (pthread_mutex_init(&made->lock, NULL) != 0) {
+        mst_free(made);
+        return mst_fail(MSTAR_OUT_OF_MEMORY, "a graph runner: the system gives no lock");
+    }
+    mstar_status status = fill(&desc, made);
+    if (status != MSTAR_OK) {
+        mstar_graph_runner_destroy(made);
+        return status;
+    }
+    *runner = made;
+    return MSTAR_OK;
+}
+
+static void release_capture(mst_capture *capture)
+{
+    mstar_graph_destroy(capture->graph);
+    mstar_tensors_release(&capture->inputs);
+    mstar_tensors_release(&capture->scratch);
+    mstar_tensors_release(&capture->outputs);
+}
+
+void mstar_graph_runner_destroy(mstar_graph_runner *runner)
+{
+    if (runner == NULL)
+        return;
+    for (int64_t i = 0; i < runner->padding_added; i++)
+        mstar_resources_remove_request(runner->resources, -2 - i);
+    for (int64_t i = 0; runner->captures != NULL && i < runner->num_buckets * runner->num_slots;
+         i++)
+        release_capture(&runner->captures[i]);
+    for (int32_t i = 0; runner->slots != NULL && i < runner->num_slots; i++) {
+        mstar_step_destroy(runner->slots[i].step);
+        mst_free(runner->slots[i].handles);
+        mst_free(runner->slots[i].padded);
+    }
+    for (int64_t i = 0; i < runner->num_configs; i++) {
+        mstar_node_inputs_release(&runner->config_states[i].padding);
+        mst_static_inputs_release(&runner->config_states[i].inputs);
+    }
+    mstar_tensors_release(&runner->staged);
+    mstar_tensors_release(&runner->eager_scratch);
+    mstar_tensors_release(&runner->eager_outputs);
+    mstar_buffer_destroy(runner->pool);
+    mstar_buffer_destroy(runner->eager_pool);
+    mstar_stream_destroy(runner->stream);
+    mst_free(runner->captures);
+    mst_free(runner->captured);
+    mst_free(runner->buckets);
+    mst_free(runner->table);
+    mst_free(runner->slots);
+    mst_free(runner->configs);
+    mst_free(runner->config_states);
+    mst_free(runner->node);
+    (void)pthread_mutex_destroy(&runner->lock);
+    mst_free(runner);
+}
+
+/* ---- what it tells --------------------------------------------------------------------------- */
+
+static size_t host_bytes(const mstar_graph_runner *runner)
+{
+    size_t buckets = (size_t)runner->num_buckets, bs = (size_t)runner->max_bs;
+    size_t bytes = sizeof *runner;
+    bytes += buckets * (sizeof *runner->buckets + sizeof *runner->table + 1);
+    bytes += buckets * (size_t)runner->num_slots * sizeof *runner->captures;
+    bytes += (size_t)runner->num_slots *
+             (sizeof *runner->slots + bs * (sizeof(int64_t) + sizeof(mstar_node_input)));
+    return bytes + (size_t)runner->num_configs * sizeof *runner->config_states;
+}
+
+static void count_buckets(const mstar_graph_runner *runner, mstar_graph_runner_info *info)
+{
+    for (int64_t i = 0; i < runner->num_buckets; i++) {
+        const mst_runner_bucket *bucket = &runner->buckets[i];
+        info->num_captured += bucket->state == MSTAR_BUCKET_CAPTURED;
+        info->num_unaffordable += bucket->state == MSTAR_BUCKET_UNAFFORDABLE;
+        info->num_failed +=
+            bucket->state == MSTAR_BUCKET_FAILED || bucket->state == MSTAR_BUCKET_DISAGREED;
+        info->graph_bytes += bucket->graph_bytes;
+    }
+    for (int64_t i = 0; i < runner->num_configs; i++)
+        info->static_input_bytes += runner->config_states[i].inputs.bytes;
+}
+
+mstar_status mstar_graph_runner_query(const mstar_graph_runner *runner,
+                                      mstar_graph_runner_info *info)
+{
+    MST_TRY(mst_check_not_null("runner", runner));
+    const mst_runner_stats *stats = &runner->stats;
+    mstar_graph_runner_info full = {
+        .num_slots = runner->num_slots,
+        .num_buckets = runner->num_buckets,
+        .scratch_bytes = runner->pool_bytes,
+        .host_bytes = host_bytes(runner),
+        .eager_bytes = atomic_load(&stats->eager_bytes),
+        .capture_ns = runner->capture_ns,
+        .replays = atomic_load(&stats->replays),
+        .eager_steps = atomic_load(&stats->eager_steps),
+        .replayed_tokens = atomic_load(&stats->replayed_tokens),
+        .padding_tokens = atomic_load(&stats->padding_tokens),
+        .eager_tokens = atomic_load(&stats->eager_tokens),
+    };
+    for (int i = 0; i < MSTAR_NUM_GRAPH_MISSES; i++)
+        full.misses[i] = atomic_load(&stats->misses[i]);
+    count_buckets(runner, &full);
+    return mst_info_write("info", &full, sizeof full, info);
+}
+
+mstar_status mstar_graph_runner_query_bucket(const mstar_graph_runner *runner, int64_t index,
+                                             mstar_runner_bucket_info *info)
+{
+    MST_TRY(mst_check_not_null("runner", runner));
+    if (index < 0 || index >= runner->num_buckets)
+        return mst_fail(MSTAR_NOT_FOUND, "index is %lld; the runner has %lld buckets",
+                        (long long)index, (long long)runner->num_buckets);
+    const mst_runner_bucket *bucket = &runner->buckets[index];
+    mstar_runner_bucket_info full = {
+        .config_index = bucket->config_index,
+        .state = bucket->state,
+        .size = bucket->size,
+        .scratch_bytes = bucket->scratch_bytes,
+        .graph_bytes = bucket->graph_bytes,
+        .nodes = bucket->nodes,
+        .capture_ns = bucket->capture_ns,
+        .replays = atomic_load(&bucket->replays),
+        .tokens = atomic_load(&bucket->tokens),
+        .padding_tokens = atomic_load(&bucket->padding_tokens),
+    };
+    (void)snprintf(full.reason, sizeof full.reason, "%s", bucket->reason);
+    return mst_info_write("info", &full, sizeof full, info);
+}

@@ -1,0 +1,188 @@
+/*
+ * runner.h - the parts of a runner, in the order in which a step meets them.
+ */
+#ifndef MST_GRAPH_RUNNER_H
+#define MST_GRAPH_RUNNER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "device/backend.h"
+#include "graph/graph.h"
+#include "mstar/runner.h"
+
+/* ---- scratch.c: memory that a forward works in ----------------------------------------------- */
+
+/* Asks lay_out for a size. *bytes: what place needs; tensors without data. */
+mstar_status mst_scratch_lay_out(const mstar_graph_runner *runner, mstar_frame_size size,
+                                 mstar_tensors *scratch, size_t *bytes);
+/* Gives every tensor its place in a block of at least that many bytes. */
+void mst_scratch_place(mstar_tensors *scratch, void *block);
+
+/* ---- static_inputs.c: buffers that captures read --------------------------------------------- */
+
+/* One buffer of a config, as large as its largest capture needs; smaller ones use its start. */
+typedef struct mst_static_input {
+    char *name;
+    mstar_dtype dtype;
+    int32_t rank;
+    int32_t dim;                   /* that varies; stored first */
+    int64_t shape[MSTAR_MAX_RANK]; /* of the largest; shape[dim] is the room */
+    size_t bytes;
+    mstar_buffer *buffer;
+} mst_static_input;
+
+typedef struct mst_static_inputs {
+    mst_static_input *items;
+    int64_t count, capacity;
+    size_t bytes; /* of all */
+} mst_static_inputs;
+
+/* Bytes that the tensors would add: 0 for names that are there. */
+size_t mst_static_inputs_growth(const mst_static_inputs *inputs, const mstar_tensors *tensors);
+/*
+ * Finds or makes the buffer of each tensor and adds a view of the tensor's shape to views. The
+ * first call decides which dimension varies; later ones must have the same other dimensions and no
+ * more along it.
+ */
+mstar_status mst_static_inputs_intern(mst_static_inputs *inputs, mstar_device *device,
+                                      const mstar_graph_config *config, int64_t num_tokens,
+                                      const mstar_tensors *tensors, mstar_tensors *views);
+/* Copies tensors to the start of the buffers of their names; names that no capture has are ignored,
+ * buffers that are not named keep their contents, and so does what lies past a tensor. */
+mstar_status mst_static_inputs_stage(const mst_static_inputs *inputs, const mstar_tensors *tensors,
+                                     mstar_stream *stream);
+void mst_static_inputs_release(mst_static_inputs *inputs);
+
+/* ---- runner.c -------------------------------------------------------------------------------- */
+
+/* One bucket in one slot. */
+typedef struct mst_capture {
+    mstar_graph *graph;               /* NULL: not captured */
+    int64_t num_tokens, num_requests; /* live counts */
+    mstar_lease lease;
+    mstar_tensors inputs, scratch, outputs;
+} mst_capture;
+
+typedef struct mst_runner_bucket {
+    int32_t config_index;
+    mstar_bucket_state state;
+    mstar_frame_size size;
+    size_t scratch_bytes, graph_bytes;
+    int64_t nodes, capture_ns;
+    _Atomic int64_t replays, tokens, padding_tokens;
+    char reason[160];
+} mst_runner_bucket;
+
+typedef struct mst_runner_config {
+    mstar_node_inputs padding; /* max_batch_size rows that pad */
+    int64_t first_handle;      /* of slot 0; a slot has max_batch_size of them */
+    mst_static_inputs inputs;
+} mst_runner_config;
+
+typedef struct mst_runner_stats {
+    _Atomic int64_t replays, eager_steps, replayed_tokens, padding_tokens, eager_tokens;
+    _Atomic int64_t misses[16];
+    _Atomic size_t eager_bytes;
+} mst_runner_stats;
+
+/* What a step in a slot is made of; the next step, planned ahead, has another slot. */
+typedef struct mst_slot {
+    mstar_step *step;         /* NULL: the node has no resources */
+    int64_t *handles;         /* max_bs */
+    mstar_node_input *padded; /* max_bs, borrowed records */
+} mst_slot;
+
+typedef enum mst_runner_phase {
+    MST_RUNNER_NEW,
+    MST_RUNNER_PREPARED,
+    MST_RUNNER_READY
+} mst_runner_phase;
+
+struct mstar_graph_runner {
+    mstar_device *device;
+    mstar_stream *stream;
+    char *node;
+    mstar_node_hooks hooks;
+    void *user;
+    const mstar_graph_config **configs;
+    int64_t num_configs;
+    mst_runner_config *config_states;
+    mstar_resources *resources;
+    int32_t num_slots, num_warmups;
+    int64_t free_bytes, floor_bytes; /* free -1: no bound */
+    double max_waste;
+    mstar_graph_agree agree;
+    void *agree_user;
+
+    mst_runner_phase phase;
+    mst_runner_bucket *buckets; /* in the order of capture */
+    mstar_graph_bucket *table;  /* the same, for mstar_graph_choose */
+    uint8_t *captured;
+    int64_t num_buckets;
+    mst_capture *captures; /* [bucket * num_slots + slot] */
+    mstar_buffer *pool;
+    size_t pool_bytes;
+    int64_t capture_ns;
+
+    /* Held while a step is made ready and while one is planned ahead, let go before the forward:
+       whoever comes second sees which slot is next. */
+    pthread_mutex_t lock;
+    int32_t next_slot;
+    bool sync; /* MSTAR_ENGINE_STEP_SYNC */
+    int64_t max_bs;
+    int64_t num_padding, padding_added; /* handles that pad, from -2 down */
+    mst_slot *slots;
+    mstar_tensors staged; /* what preprocess gave */
+    mstar_buffer *eager_pool;
+    mstar_tensors eager_scratch, eager_outputs;
+    int64_t eager_tokens, eager_requests; /* live counts of eager steps */
+    mst_runner_stats stats;
+};
+
+/* Empties a list and keeps its memory for the next step. */
+void mst_tensors_clear(mstar_tensors *tensors);
+/* Nanoseconds on a clock that never goes back. */
+int64_t mst_runner_now(void);
+
+/* ---- step_work.c: one step's way through hooks and resources --------------------------------- */
+
+/* The forward with the stream's live row count set, outputs emptied first. */
+mstar_status mst_run_forward(mstar_graph_runner *runner, const mstar_frame *frame,
+                             mstar_tensors *outputs);
+/* declare alone, and the check of its key info against the lease's. */
+mstar_status mst_declare(mstar_graph_runner *runner, mstar_step *step,
+                         const mstar_step_context *context, const mstar_node_input *inputs,
+                         int64_t count);
+/* declare, admit, plan, and preprocess into runner->staged. BUSY or CANCELLED when not admitted. */
+mstar_status mst_prepare_step(mstar_graph_runner *runner, mstar_step *step,
+                              const mstar_step_context *context, const mstar_node_input *inputs,
+                              int64_t count);
+/* commit and publish. */
+mstar_status mst_commit_step(mstar_graph_runner *runner, mstar_step *step,
+                             const mstar_step_context *context);
+/* Padding rows begin anew. */
+void mst_reset_padding(mstar_graph_runner *runner, const mstar_step_context *context,
+                       int free_storage);
+/* Plan tokens of inputs under a config's multiplier (config NULL: 1). INVALID_ARGUMENT past the
+ * int32 range. */
+mstar_status mst_count_tokens(const mstar_node_input *inputs, int64_t count, int64_t multiplier,
+                              int64_t *tokens);
+
+/* ---- capture.c ------------------------------------------------------------------------------- */
+
+/* The inputs and the context of a bucket's dummy step in a slot; inputs to be released. */
+typedef struct mst_dummy_step {
+    mstar_node_inputs inputs;
+    int64_t *handles;
+    mstar_step_context context;
+} mst_dummy_step;
+mstar_status mst_dummy_step_make(mstar_graph_runner *runner, int64_t bucket, int32_t slot,
+                                 mst_dummy_step *step);
+void mst_dummy_step_release(mst_dummy_step *step);
+/* Records why a bucket is not captured: the present error text. */
+void mst_bucket_fail(mstar_graph_runner *runner, int64_t bucket, mstar_bucket_state state);
+/* First of the max_batch_size handles that pad in this slot of a config. */
+int64_t mst_first_handle(const mstar_graph_runner *runner, int32_t config_index, int32_t slot);
+
+#endif

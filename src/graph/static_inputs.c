@@ -1,0 +1,194 @@
+/*
+ * static_inputs.c - the buffers that captures read.
+ *
+ * All buckets and slots of a config share one buffer for each tensor, made by the first (largest)
+ * capture: the dimension that varies is stored first, so that a smaller capture's tensor is the
+ * start of the buffer, at the same address. The forward sees the original order of dimensions, as a
+ * strided view.
+ */
+#include <string.h>
+
+#include "graph/runner.h"
+
+static mst_static_input *find(const mst_static_inputs *inputs, const char *name)
+{
+    for (int64_t i = 0; i < inputs->count; i++) {
+        if (strcmp(inputs->items[i].name, name) == 0)
+            return &inputs->items[i];
+    }
+    return NULL;
+}
+
+static mstar_status tensor_bytes(const mstar_tensor *tensor, size_t *bytes)
+{
+    *bytes = mstar_dtype_bytes(tensor->dtype);
+    for (int32_t i = 0; i < tensor->rank; i++)
+        MST_TRY(mst_size_mul(*bytes, (size_t)tensor->shape[i], bytes));
+    return MSTAR_OK;
+}
+
+size_t mst_static_inputs_growth(const mst_static_inputs *inputs, const mstar_tensors *tensors)
+{
+    size_t growth = 0;
+    for (int64_t i = 0; i < tensors->count; i++) {
+        size_t bytes;
+        if (find(inputs, tensors->items[i].name) == NULL) {
+            if (tensor_bytes(&tensors->items[i].tensor, &bytes) != MSTAR_OK ||
+                __builtin_add_overflow(growth, bytes, &growth))
+                return SIZE_MAX;
+        }
+    }
+    return growth;
+}
+
+/* The view of a tensor of this shape: its first dimension in memory is the one that varies. */
+static mstar_tensor view_of(const mst_static_input *input, const mstar_tensor *tensor)
+{
+    mstar_tensor view = *tensor;
+    view.data = mstar_buffer_get_data(input->buffer);
+    int64_t stride = 1;
+    for (int32_t i = tensor->rank - 1; i >= 0; i--) {
+        if (i == input->dim)
+            continue;
+        view.strides[i] = stride;
+        stride *= mst_max_i64(tensor->shape[i], 1);
+    }
+    if (tensor->rank > 0)
+        view.strides[input->dim] = stride;
+    return view;
+}
+
+static mstar_status make(mst_static_inputs *inputs, mstar_device *device,
+                         const mstar_graph_config *config, int64_t num_tokens,
+                         const mstar_named_tensor *item, mst_static_input **made)
+{
+    mst_static_input input = {.dtype = item->tensor.dtype, .rank = item->tensor.rank};
+    int32_t override = -1;
+    for (int64_t i = 0; i < config->num_seq_dims; i++) {
+        if (strcmp(config->seq_dims[i].name, item->name) == 0)
+            override = config->seq_dims[i].dim;
+    }
+    if (input.rank > 0) {
+        mstar_status status =
+            mstar_graph_choose_seq_dim(&item->tensor, num_tokens, override, &input.dim);
+        if (status != MSTAR_OK)
+            return mst_fail_in(status, "static input \"%.64s\"", item->name);
+    }
+    memcpy(input.shape, item->tensor.shape, sizeof input.shape);
+    MST_TRY(tensor_bytes(&item->tensor, &input.bytes));
+    MST_TRY(mst_grow((void **)&inputs->items, &inputs->capacity, inputs->count + 1,
+                     sizeof *inputs->items, "static inputs"));
+    MST_TRY(mst_strdup(item->name, "a static input's name", &input.name));
+    mstar_status status = mstar_buffer_create(device, input.bytes, &input.buffer);
+    if (status != MSTAR_OK) {
+        mst_free(input.name);
+        return status;
+    }
+    inputs->bytes += input.bytes;
+    inputs->items[inputs->count++] = input;
+    *made = &inputs->items[inputs->count - 1];
+    return MSTAR_OK;
+}
+
+/* Same dtype, rank and other dimensions, and no more along the one that varies. */
+static mstar_status check(const mst_static_input *input, const mstar_tensor *tensor)
+{
+    if (tensor->dtype != input->dtype || tensor->rank != input->rank)
+        return mst_fail(MSTAR_INVALID_ARGUMENT,
+                        "static input \"%.64s\" is %s of rank %d; its buffer was made for %s of "
+                        "rank %d",
+                        input->name, mstar_dtype_name(tensor->dtype), tensor->rank,
+                        mstar_dtype_name(input->dtype), input->rank);
+    for (int32_t i = 0; i < tensor->rank; i++) {
+        bool fits = i == input->dim ? tensor->shape[i] <= input->shape[i]
+                                    : tensor->shape[i] == input->shape[i];
+        if (!fits)
+            return mst_fail(MSTAR_INVALID_ARGUMENT,
+                            "static input \"%.64s\" has size %lld in dimension %d; its buffer was "
+                            "made by the largest capture, which comes first, with %lld%s",
+                            input->name, (long long)tensor->shape[i], i, (long long)input->shape[i],
+                            i == input->dim ? " at most"
+                                            : ", and another dimension varies: see input_seq_dims");
+    }
+    return MSTAR_OK;
+}
+
+mstar_status mst_static_inputs_intern(mst_static_inputs *inputs, mstar_device *device,
+                                      const mstar_graph_config *config, int64_t num_tokens,
+                                      const mstar_tensors *tensors, mstar_tensors *views)
+{
+    mst_tensors_clear(views);
+    for (int64_t i = 0; i < tensors->count; i++) {
+        const mstar_named_tensor *item = &tensors->items[i];
+        mst_static_input *input = find(inputs, item->name);
+        if (input == NULL)
+            MST_TRY(make(inputs, device, config, num_tokens, item, &input));
+        MST_TRY(check(input, &item->tensor));
+        mstar_tensor view = view_of(input, &item->tensor);
+        MST_TRY(mstar_tensors_add(views, item->name, &view));
+    }
+    return MSTAR_OK;
+}
+
+/* ---- staging --------------------------------------------------------------------------------- */
+
+static bool is_same_layout(const mstar_tensor *a, const mstar_tensor *b)
+{
+    for (int32_t i = 0; i < a->rank; i++) {
+        if (a->shape[i] > 1 && a->strides[i] != b->strides[i])
+            return false;
+    }
+    return true;
+}
+
+static void copy_elements(const mstar_tensor *from, const mstar_tensor *to, size_t count)
+{
+    size_t element = mstar_dtype_bytes(from->dtype);
+    int64_t index[MSTAR_MAX_RANK] = {0};
+    for (size_t i = 0; i < count; i++) {
+        int64_t a = 0, b = 0;
+        for (int32_t dim = 0; dim < from->rank; dim++) {
+            a += index[dim] * from->strides[dim];
+            b += index[dim] * to->strides[dim];
+        }
+        memcpy((char *)to->data + (size_t)b * element,
+               (const char *)from->data + (size_t)a * element, element);
+        for (int32_t dim = from->rank - 1; dim >= 0; dim--) {
+            if (++index[dim] < from->shape[dim])
+                break;
+            index[dim] = 0;
+        }
+    }
+}
+
+mstar_status mst_static_inputs_stage(const mst_static_inputs *inputs, const mstar_tensors *tensors,
+                                     mstar_stream *stream)
+{
+    for (int64_t i = 0; i < tensors->count; i++) {
+        const mstar_tensor *tensor = &tensors->items[i].tensor;
+        const mst_static_input *input = find(inputs, tensors->items[i].name);
+        if (input == NULL)
+            continue;
+        MST_TRY(check(input, tensor));
+        size_t bytes;
+        MST_TRY(tensor_bytes(tensor, &bytes));
+        if (bytes == 0)
+            continue;
+        mstar_tensor view = view_of(input, tensor);
+        if (is_same_layout(tensor, &view))
+            MST_TRY(mstar_buffer_upload(input->buffer, stream, 0, tensor->data, bytes));
+        else /* the runner serves CPUs: a buffer is host memory */
+            copy_elements(tensor, &view, bytes / mstar_dtype_bytes(tensor->dtype));
+    }
+    return MSTAR_OK;
+}
+
+void mst_static_inputs_release(mst_static_inputs *inputs)
+{
+    for (int64_t i = 0; i < inputs->count; i++) {
+        mst_free(inputs->items[i].name);
+        mstar_buffer_destroy(inputs->items[i].buffer);
+    }
+    mst_free(inputs->items);
+    *inputs = (mst_static_inputs){.items = NULL};
+}

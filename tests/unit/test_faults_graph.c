@@ -10,114 +10,13 @@
 #include <string.h>
 
 #include "mstar/ops.h"
-#include "support_faults.h"
-
-/* One wrapper on each level, all for one shape. */
-typedef struct rig {
-    attn_wrapper wrapper[ATTN_MAX_ISAS];
-    const int32_t *offsets[ATTN_MAX_ISAS][2];
-    int64_t segments, rows, keys; /* ceilings */
-} rig;
+#include "support_faults_rig.h"
 
 static mstar_ragged_prefill_info info_of(const attn_wrapper *wrapper)
 {
     mstar_ragged_prefill_info info = {.struct_size = sizeof info};
     attn_must(attn_query(wrapper, &info));
     return info;
-}
-
-static rig rig_make(const attn_problem *shape, int64_t segments, int64_t rows, int64_t keys)
-{
-    rig made = {.segments = segments, .rows = rows, .keys = keys};
-    for (int32_t isa = 0; isa < fault_isas.count; isa++) {
-        made.wrapper[isa] = fault_graph(fault_isas.device[isa], shape, segments, rows, keys + rows);
-        mstar_ragged_prefill_info info = info_of(&made.wrapper[isa]);
-        made.offsets[isa][0] = info.q_offsets;
-        made.offsets[isa][1] = info.kv_offsets;
-    }
-    return made;
-}
-
-static void rig_free(const rig *all)
-{
-    for (int32_t isa = 0; isa < fault_isas.count; isa++)
-        attn_destroy(&all->wrapper[isa]);
-}
-
-/* Slots past the plan repeat the last offset: length 0, the one fill there is. */
-static void check_offsets(const rig *all, int32_t isa, const attn_problem *problem)
-{
-    mstar_ragged_prefill_info info = info_of(&all->wrapper[isa]);
-    assert_ptr_equal(info.q_offsets, all->offsets[isa][0]);
-    assert_ptr_equal(info.kv_offsets, all->offsets[isa][1]);
-    assert_int_equal(info.num_segments, problem->num_segments);
-    for (int64_t i = 0; i <= all->segments; i++) {
-        int64_t at = mst_min_i64(i, problem->num_segments);
-        assert_int_equal(info.q_offsets[i], problem->q_offsets[at]);
-        if (problem->kind != ATTN_SELF)
-            assert_int_equal(info.kv_offsets[i], problem->kv_offsets[at]);
-    }
-}
-
-/* Plans and runs one layout on every level. q, k, v and out have the ceiling's rows, NaN past the
- * plan; no input changes. */
-static void rig_step(const rig *all, const attn_problem *given)
-{
-    attn_problem problem = *given;
-    int64_t rows = attn_problem_tokens(&problem);
-    problem.extra_rows = all->rows - rows;
-    for (int32_t isa = 0; isa < fault_isas.count; isa++) {
-        attn_data direct;
-        attn_data graph;
-        attn_data_make(&problem, &direct);
-        attn_data_make(&problem, &graph);
-        attn_problem_run(&problem, fault_isas.device[isa], NULL, &direct);
-        attn_fill_rows(&graph.out.tensor, 0, 0, all->rows, NAN);
-        const attn_block *inputs[] = {&graph.q, &graph.k, &graph.v};
-        unsigned char *before[3];
-        for (int i = 0; i < 3; i++)
-            before[i] = attn_block_copy(inputs[i]);
-        fault_plan_run(&all->wrapper[isa], &problem, &graph);
-        fault_same(&problem, &direct, 0, &graph, 0, rows);
-        fault_zero_rows(&graph, rows, all->rows);
-        check_offsets(all, isa, &problem);
-        for (int i = 0; i < 3; i++) {
-            assert_memory_equal(before[i], inputs[i]->bytes, inputs[i]->num_bytes);
-            free(before[i]);
-        }
-        attn_data_free(&direct);
-        attn_data_free(&graph);
-    }
-}
-
-/* The kind that all of the case's steps can be: self where no step has keys of its own. */
-static void choose_kind(attn_problem *problems, int count)
-{
-    attn_kind kind = ATTN_SELF;
-    for (int i = 0; i < count; i++) {
-        if (problems[i].kind != ATTN_SELF)
-            kind = problems[i].causal ? ATTN_PREFIXED : ATTN_CROSS;
-    }
-    for (int i = 0; i < count; i++)
-        problems[i].kind = kind;
-}
-
-static rig rig_for(fault_case *c, attn_problem *problems, int count)
-{
-    int64_t segments = fault_has(c, "bucket") ? fault_integer(c, "bucket") : 1;
-    int64_t rows = fault_has(c, "bucket_rows") ? fault_integer(c, "bucket_rows") : segments;
-    int64_t keys = 0;
-    if (fault_has(c, "max_rows"))
-        rows = mst_max_i64(rows, fault_integer(c, "max_rows"));
-    for (int i = 0; i < count; i++) {
-        segments = mst_max_i64(segments, problems[i].num_segments);
-        rows = mst_max_i64(rows, attn_problem_tokens(&problems[i]));
-        keys = mst_max_i64(keys, attn_problem_kv_tokens(&problems[i]));
-    }
-    if (fault_has(c, "max_kv")) /* of one sequence */
-        keys = mst_max_i64(keys, fault_integer(c, "max_kv"));
-    choose_kind(problems, count);
-    return rig_make(&problems[0], segments, rows, keys);
 }
 
 /* ---- one capture, one replay ----------------------------------------------------------------- */
@@ -129,10 +28,11 @@ static void capture_then_replay(void **state)
     fault_outcome(c, "equal_to");
     fault_problem_with(c, fault_get(c, "capture"), &problems[0]);
     fault_problem_with(c, fault_get(c, "replay"), &problems[1]);
-    rig all = rig_for(c, problems, 2);
+    fault_rig all;
+    fault_rig_for(&all, c, problems, 2);
     for (int i = 0; i < 4; i++)
-        rig_step(&all, &problems[i % 2]);
-    rig_free(&all);
+        fault_rig_step(&all, &problems[i % 2]);
+    fault_rig_free(&all);
 }
 
 /* ---- K17: replays with other layouts --------------------------------------------------------- */
@@ -153,10 +53,11 @@ static void replays_in_turn(void **state)
     attn_problem problems[4];
     fault_outcome(c, "equal_to");
     int count = read_replays(c, problems, 4);
-    rig all = rig_for(c, problems, count);
+    fault_rig all;
+    fault_rig_for(&all, c, problems, count);
     for (int i = 0; i < 2 * count; i++)
-        rig_step(&all, &problems[i % count]);
-    rig_free(&all);
+        fault_rig_step(&all, &problems[i % count]);
+    fault_rig_free(&all);
 }
 
 /* Between replays all memory that the library can get is other people's, full of 0xFF. */
@@ -166,12 +67,13 @@ static void memory_in_between(void **state)
     attn_problem problems[4];
     fault_says(c, "poison_between", "free and refill other device memory with 0xFF");
     int count = read_replays(c, problems, 4);
-    rig all = rig_for(c, problems, count);
+    fault_rig all;
+    fault_rig_for(&all, c, problems, count);
     for (int i = 0; i < 2 * count; i++) {
         mstar_buffer *others[16];
         unsigned char fill[4096];
         mstar_stream *stream = NULL;
-        rig_step(&all, &problems[i % count]);
+        fault_rig_step(&all, &problems[i % count]);
         memset(fill, 0xFF, sizeof fill);
         attn_must(mstar_stream_create(fault_best(), 1, &stream));
         for (size_t b = 0; b < 16; b++) {
@@ -182,7 +84,7 @@ static void memory_in_between(void **state)
             mstar_buffer_destroy(others[b]);
         mstar_stream_destroy(stream);
     }
-    rig_free(&all);
+    fault_rig_free(&all);
 }
 
 /* One row a step over keys that grow by one. */
@@ -199,16 +101,17 @@ static void two_hundred_steps(void **state)
     assert_int_equal(times, 200);
     fault_problem(c, &problem);
     problem.kind = ATTN_PREFIXED;
-    rig all = rig_make(&problem, count, count, count * (first + times));
+    fault_rig all;
+    fault_rig_make(&all, &problem, count, count, count * (first + times));
     for (int64_t step = 0; step < times; step++) {
         for (int64_t i = 0; i < count; i++)
             kv[i] = first + step;
         fault_lengths(&problem, q, kv, count);
         problem.kind = ATTN_PREFIXED;
         problem.seed = 4711 + (uint64_t)step;
-        rig_step(&all, &problem);
+        fault_rig_step(&all, &problem);
     }
-    rig_free(&all);
+    fault_rig_free(&all);
 }
 
 /* An unrelated direct call of another shape between two replays. */
@@ -222,19 +125,21 @@ static void direct_call_in_between(void **state)
     fault_problem_with(c, json_array_get(list, 0), &problems[0]);
     fault_problem_with(c, json_object_get(json_array_get(list, 1), "direct"), &direct);
     fault_problem_with(c, json_array_get(list, 2), &problems[1]);
-    rig all = rig_for(c, problems, 2);
-    rig_step(&all, &problems[0]);
+    fault_rig all;
+    fault_rig_for(&all, c, problems, 2);
+    fault_rig_step(&all, &problems[0]);
     for (int32_t isa = 0; isa < fault_isas.count; isa++) {
         attn_data data;
         attn_data_make(&direct, &data);
         attn_problem_run(&direct, fault_isas.device[isa], NULL, &data);
         attn_data_free(&data);
     }
-    rig_step(&all, &problems[1]);
-    rig_free(&all);
+    fault_rig_step(&all, &problems[1]);
+    fault_rig_free(&all);
 }
 
-/* One plan, run over keys at one address and then at another: each run reads what it is given. */
+/* One plan, run over keys at one address and then at another: each run reads what it is given. A
+ * replay reads the addresses it was captured with, as the header says: keys are copied there. */
 static void keys_at_other_addresses(void **state)
 {
     fault_case *c = *state;
@@ -243,7 +148,8 @@ static void keys_at_other_addresses(void **state)
     assert_int_equal(json_array_size(list), 2);
     fault_problem(c, &problem);
     problem.kind = ATTN_CROSS;
-    rig all = rig_make(&problem, 1, 1, attn_problem_kv_tokens(&problem));
+    fault_rig all;
+    fault_rig_make(&all, &problem, 1, 1, attn_problem_kv_tokens(&problem));
     for (int32_t isa = 0; isa < fault_isas.count; isa++)
         for (int round = 0; round < 2; round++)
             for (size_t i = 0; i < 2; i++) { /* buffers A and B */
@@ -261,15 +167,16 @@ static void keys_at_other_addresses(void **state)
                 attn_must(attn_run(&all.wrapper[isa], NULL, &graph.q.tensor, &graph.k.tensor,
                                    &graph.v.tensor, &graph.out.tensor, graph.lse_tensor));
                 fault_same(&problem, &direct, 0, &graph, 0, 1);
+                fault_rig_replay(&all, isa, &problem, &graph, &direct);
                 attn_data_free(&direct);
                 attn_data_free(&graph);
             }
-    rig_free(&all);
+    fault_rig_free(&all);
 }
 
 /* ---- K18: padding ---------------------------------------------------------------------------- */
 
-/* rig_step fills out with NaN and wants zeros past the plan. */
+/* fault_rig_step fills out with NaN and wants zeros past the plan. */
 static void padding_is_zeroed(void **state)
 {
     fault_case *c = *state;
@@ -283,11 +190,12 @@ static void padding_is_zeroed(void **state)
         const int64_t length = json_integer_value(rows);
         fault_lengths(&problem, &length, &length, 1);
     }
-    rig all = rig_for(c, &problem, 1);
+    fault_rig all;
+    fault_rig_for(&all, c, &problem, 1);
     assert_true(all.rows == fault_integer(c, "bucket_rows"));
-    rig_step(&all, &problem);
-    rig_step(&all, &problem);
-    rig_free(&all);
+    fault_rig_step(&all, &problem);
+    fault_rig_step(&all, &problem);
+    fault_rig_free(&all);
 }
 
 /* A replay, after another layout where the case has one, in a bucket with room for more. */
@@ -299,12 +207,13 @@ static void padded_slots(void **state)
     problems[1] = problems[0];
     if (fault_has(c, "before"))
         fault_problem_with(c, fault_get(c, "before"), &problems[1]);
-    if (fault_has(c, "kv_write")) /* the caller's; rig_step sees that run writes no input */
+    if (fault_has(c, "kv_write")) /* the caller's; fault_rig_step sees that run writes no input */
         fault_says(c, "kv_write", "append then attend");
-    rig all = rig_for(c, problems, 2);
-    rig_step(&all, &problems[1]);
-    rig_step(&all, &problems[0]);
-    rig_free(&all);
+    fault_rig all;
+    fault_rig_for(&all, c, problems, 2);
+    fault_rig_step(&all, &problems[1]);
+    fault_rig_step(&all, &problems[0]);
+    fault_rig_free(&all);
 }
 
 /* Items exist for the two rows; the empty segments have none and are no class of their own. */
@@ -470,7 +379,8 @@ static void prefill_with_row_operations(void **state)
 
 /* ---- K21: results and ceilings --------------------------------------------------------------- */
 
-/* A result lies in the caller's tensor: the next run, into another one, leaves it alone. */
+/* A result lies in the caller's tensor: the next run, into another one, leaves it alone. A replay
+ * writes the tensor it was captured with, again and again: what is to stay is copied out. */
 static void results_are_the_callers(void **state)
 {
     fault_case *c = *state;
@@ -481,7 +391,8 @@ static void results_are_the_callers(void **state)
     const int64_t lens[] = {5, 9};
     attn_problem_init(&problem);
     fault_lengths(&problem, lens, lens, 2);
-    rig all = rig_make(&problem, 2, 14, 14);
+    fault_rig all;
+    fault_rig_make(&all, &problem, 2, 14, 14);
     for (int32_t isa = 0; isa < fault_isas.count; isa++) {
         attn_data a;
         attn_data b;
@@ -493,11 +404,13 @@ static void results_are_the_callers(void **state)
         unsigned char *kept = attn_block_copy(&a.out);
         fault_plan_run(&all.wrapper[isa], &problem, &b);
         assert_memory_equal(kept, a.out.bytes, a.out.num_bytes);
+        fault_rig_replay(&all, isa, &problem, &b, &b);
+        assert_memory_equal(kept, a.out.bytes, a.out.num_bytes);
         free(kept);
         attn_data_free(&a);
         attn_data_free(&b);
     }
-    rig_free(&all);
+    fault_rig_free(&all);
 }
 
 /* Segments of at most 512 rows that make so many in all. */
@@ -508,8 +421,8 @@ static void add_rows(attn_problem *problem, int64_t rows)
         attn_problem_add(problem, mst_min_i64(rows, 512), 0);
 }
 
-/* A larger layout after a smaller one: eager plans grow, and wrappers of either ceiling, made
- * before and after, keep working. */
+/* A larger layout after a smaller one: an eager plan grows, and captures of either ceiling, made
+ * before and after, keep working; the smaller one refuses what it cannot hold. */
 static void a_larger_layout_later(void **state)
 {
     fault_case *c = *state;
@@ -522,36 +435,39 @@ static void a_larger_layout_later(void **state)
         counts[i + 1] = fault_json_list(json_array_get(fault_get(c, "also"), i), lists[i + 1], 4);
     attn_problem_init(&problem);
     problem.head_dim = 8;
+    fault_rig small;
+    fault_rig_make(&small, &problem, 8, 512, 512);
+    fault_rig large;
+    fault_rig_make(&large, &problem, 8, 4096, 4096);
     for (int32_t isa = 0; isa < fault_isas.count; isa++) {
-        attn_wrapper wrappers[3]; /* eager, small, large */
         mstar_ragged_prefill_desc desc;
+        attn_wrapper eager;
         attn_problem_desc(&problem, &desc);
-        attn_must(attn_create(fault_isas.device[isa], ATTN_SELF, &desc, NULL, 0, &wrappers[0]));
-        wrappers[1] = fault_graph(fault_isas.device[isa], &problem, 8, 512, 512);
-        wrappers[2] = fault_graph(fault_isas.device[isa], &problem, 8, 4096, 4096);
+        attn_must(attn_create(fault_isas.device[isa], ATTN_SELF, &desc, NULL, 0, &eager));
         for (int64_t t = 0; t < times; t++)
-            for (int64_t e = 0; e < counts[t % 3]; e++)
-                for (int w = 0; w < 3; w++) {
-                    attn_data direct;
-                    attn_data data;
-                    add_rows(&problem, lists[t % 3][e]);
-                    if (w == 1 && lists[t % 3][e] > 512) {
-                        attn_refused(attn_plan(&wrappers[1], NULL, problem.q_offsets,
-                                               problem.num_segments, NULL, 0, 0),
-                                     MSTAR_INVALID_ARGUMENT, "4096", "max_total_tokens is 512");
-                        add_rows(&problem, 512);
-                    }
-                    attn_data_make(&problem, &direct);
-                    attn_data_make(&problem, &data);
-                    attn_problem_run(&problem, fault_isas.device[isa], NULL, &direct);
-                    fault_plan_run(&wrappers[w], &problem, &data);
-                    fault_same(&problem, &direct, 0, &data, 0, attn_problem_tokens(&problem));
-                    attn_data_free(&direct);
-                    attn_data_free(&data);
-                }
-        for (int w = 0; w < 3; w++)
-            attn_destroy(&wrappers[w]);
+            for (int64_t e = 0; e < counts[t % 3]; e++) {
+                attn_data direct;
+                attn_data data;
+                add_rows(&problem, lists[t % 3][e]);
+                attn_data_make(&problem, &direct);
+                attn_data_make(&problem, &data);
+                attn_problem_run(&problem, fault_isas.device[isa], NULL, &direct);
+                fault_plan_run(&eager, &problem, &data);
+                fault_same(&problem, &direct, 0, &data, 0, attn_problem_tokens(&problem));
+                fault_rig_replay(&large, isa, &problem, &data, &direct);
+                if (lists[t % 3][e] <= 512)
+                    fault_rig_replay(&small, isa, &problem, &data, &direct);
+                else
+                    attn_refused(attn_plan(&small.wrapper[isa], NULL, problem.q_offsets,
+                                           problem.num_segments, NULL, 0, 0),
+                                 MSTAR_INVALID_ARGUMENT, "4096", "max_total_tokens is 512");
+                attn_data_free(&direct);
+                attn_data_free(&data);
+            }
+        attn_destroy(&eager);
     }
+    fault_rig_free(&small);
+    fault_rig_free(&large);
 }
 
 int main(void)

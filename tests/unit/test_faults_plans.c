@@ -1,6 +1,6 @@
 /*
- * test_faults_plans.c - cases K11, K13 and K14 of the known faults: offsets that lie, plans for
- * windows and whole images, and keys of another length than the model's maximum.
+ * test_faults_plans.c - cases K11, K13, K14 and K27 of the known faults: offsets that lie, plans
+ * for windows and whole images, keys of another length than the model's maximum, plans that wait.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -382,6 +382,107 @@ static void capacity_does_not_show(void **state)
     fault_match(c, &problem, NULL);
 }
 
+/* ---- K27: plans do not wait ------------------------------------------------------------------ */
+
+static int64_t waits;
+
+static mstar_status counted_stream_synchronize(mstar_stream *stream)
+{
+    (void)stream;
+    waits++;
+    return MSTAR_OK;
+}
+
+static mstar_status counted_event_synchronize(mstar_event *event)
+{
+    (void)event;
+    waits++;
+    return MSTAR_OK;
+}
+
+static mstar_status counted_copy(mstar_stream *stream, void *destination, const void *source,
+                                 size_t bytes)
+{
+    (void)stream;
+    waits++;
+    memcpy(destination, source, bytes);
+    return MSTAR_OK;
+}
+
+/* The device's own table with a count in all calls that wait or read back. */
+static void plans_never_wait(void **state)
+{
+    fault_case *c = *state;
+    attn_problem problem;
+    fault_outcome(c, "no_sync");
+    fault_get(c, "during");
+    fault_says(c, "offsets_on", "host");
+    mstar_device *device = fault_device(fault_isas.name[0], 2);
+    const mst_backend *former = device->backend;
+    mst_backend counted = *former;
+    counted.stream_synchronize = counted_stream_synchronize;
+    counted.event_synchronize = counted_event_synchronize;
+    counted.copy = counted_copy;
+    const int64_t lens[] = {3, 5};
+    attn_problem_init(&problem);
+    fault_lengths(&problem, lens, lens, 2);
+    for (int kind = ATTN_SELF; kind <= ATTN_PREFIXED; kind++)
+        for (int graph = 0; graph <= 1; graph++) {
+            mstar_ragged_prefill_desc desc;
+            attn_wrapper wrapper;
+            mstar_stream *stream = NULL;
+            attn_problem_desc(&problem, &desc);
+            desc.accelerator_graph = graph;
+            desc.max_num_segments = graph ? 4 : -1;
+            desc.max_total_tokens = graph ? 16 : -1;
+            attn_must(attn_create(device, (attn_kind)kind, &desc, NULL, 0, &wrapper));
+            attn_must(mstar_stream_create(device, -1, &stream));
+            device->backend = &counted;
+            waits = 0;
+            attn_must(mstar_stream_synchronize(stream)); /* the count counts */
+            assert_int_equal(waits, 1);
+            for (int i = 0; i < 10; i++)
+                attn_must(attn_plan(&wrapper, i % 2 ? stream : NULL, problem.q_offsets, 2,
+                                    problem.kv_offsets, 2, 0));
+            assert_int_equal(waits, 1);
+            device->backend = former;
+            mstar_stream_destroy(stream);
+            attn_destroy(&wrapper);
+        }
+    attn_must(mstar_device_close(device));
+}
+
+/* No length is promised; what can be too large is a ceiling. It costs no bit (what it costs in time
+ * is measured by the benches). */
+static void loose_bounds_keep_bits(void **state)
+{
+    fault_case *c = *state;
+    const json_t *sides[] = {fault_get(c, "a"), fault_get(c, "b")};
+    int64_t bound[2];
+    attn_problem problem;
+    attn_problem_init(&problem);
+    problem.num_qo_heads = 4;
+    for (int i = 0; i < 2; i++) {
+        int64_t lens[4];
+        int64_t count = fault_json_list(json_object_get(sides[i], "q_lens"), lens, 4);
+        bound[i] = json_integer_value(json_object_get(sides[i], "max_len"));
+        fault_lengths(&problem, lens, lens, count);
+    }
+    for (int32_t isa = 0; isa < fault_isas.count; isa++) {
+        attn_data data[2];
+        for (int i = 0; i < 2; i++) {
+            attn_wrapper wrapper =
+                fault_graph(fault_isas.device[isa], &problem, 2, 2 * bound[i], 2 * bound[i]);
+            attn_data_make(&problem, &data[i]);
+            fault_plan_run(&wrapper, &problem, &data[i]);
+            attn_destroy(&wrapper);
+        }
+        fault_same(&problem, &data[0], 0, &data[1], 0, attn_problem_tokens(&problem));
+        for (int i = 0; i < 2; i++)
+            attn_data_free(&data[i]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -390,7 +491,8 @@ int main(void)
         FAULT("BR-103", bounds_of_the_plan),         FAULT("BR-104", negative_lengths),
         FAULT("BR-114", windows_and_whole_images),   FAULT("BR-115", plans_say_how_many_segments),
         FAULT("BR-118", a_plan_that_covers_nothing), FAULT("BR-122", keys_shorter_than_the_slot),
-        FAULT("BR-123", capacity_does_not_show),
+        FAULT("BR-123", capacity_does_not_show),     FAULT("BR-251", plans_never_wait),
+        FAULT("BR-252", plans_never_wait),           FAULT("BR-253", loose_bounds_keep_bits),
     };
     return cmocka_run_group_tests(tests, fault_open_devices, fault_close_devices);
 }

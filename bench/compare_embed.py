@@ -13,9 +13,7 @@ A peer that cannot be installed, converted or run stays in the table with its re
     build/bench-venv/bin/python bench/compare_embed.py --rounds 1 --mixes C4,C6 --peers onnxruntime
 """
 import argparse
-import contextlib
 import csv
-import fcntl
 import hashlib
 import json
 import os
@@ -250,18 +248,8 @@ def make_rows(given):
     return rows
 
 
-@contextlib.contextmanager
-def alone(given):
-    """Holds the lock files of --lock, in their order, while something is measured."""
-    with contextlib.ExitStack() as stack:
-        for path in given.lock:
-            file = stack.enter_context(open(path, "a", encoding="utf-8"))
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def start_rows(given, rows):
-    with alone(given):
+    with machine_facts.alone(given):
         for row in rows:
             times = []
             while not row.reason and len(times) <= STARTS:
@@ -297,7 +285,7 @@ def measure(given, rows, texts):
         print(f"round {number + 1} of {given.rounds}", file=sys.stderr, flush=True)
         for mix, path in texts.items():
             turn = number % len(rows)
-            with alone(given):
+            with machine_facts.alone(given):
                 for row in rows[turn:] + rows[:turn]:
                     if row.does(mix):
                         ms = None if row.reason else row.turn(mix, path)
@@ -411,14 +399,12 @@ def options():
     parser.add_argument("--library", default="build/release/libmstar.so")
     parser.add_argument("--program", default="build/release/mstar")
     parser.add_argument("--work", default="build/bench", help="conversions, texts, logs")
-    parser.add_argument("--lock", default="", help="lock files with commas, held while a mix of a "
-                        "round is measured: for machines whose users agree on such files")
+    machine_facts.add_options(parser)
     parser.add_argument("--out", default="bench/results", help="folder of the CSV and the picture")
     given = parser.parse_args()
     given.mixes = given.mixes.split(",")
     given.peers = list(dict.fromkeys(["mstar", *given.peers.split(",")]))
     given.limits = [int(limit) for limit in given.limits.split(",")]
-    given.lock = given.lock.split(",") if given.lock else []
     for name, known in ((given.mixes, names), (given.peers, list(peers.PEERS))):
         unknown = set(name) - set(known)
         if unknown:
@@ -437,7 +423,7 @@ def options():
 def main():
     given = options()
     found = machine(given)
-    facts = {"date": machine_facts.today(), "machine": found["processor"], "isa": found["isa"],
+    facts = {"date": machine_facts.today(), "machine": given.name or found["processor"], "isa": found["isa"],
              "threads": str(given.threads), "commit": machine_facts.commit(),
              "rounds": str(given.rounds)}
     texts = make_texts.write_texts(given.model, given.work / "texts", given.mixes)

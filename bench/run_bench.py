@@ -31,10 +31,12 @@ def run(given, *words):
     if given.threads:
         command += ["--threads", str(given.threads)]
     print(" ".join(command), file=sys.stderr, flush=True)
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    with machine_facts.alone(given):
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)}: status {done.returncode}")
-    return json.loads(done.stdout)
+    document = json.loads(done.stdout)
+    return document | {"machine": given.name or document["machine"]}
 
 
 def documents(given):
@@ -119,6 +121,7 @@ def options():
     parser.add_argument("--model", default="build/models/all-MiniLM-L6-v2")
     parser.add_argument("--program", default="build/release/mstar")
     parser.add_argument("--work", default="build/bench")
+    machine_facts.add_options(parser)
     parser.add_argument("--out", default="bench/results", help="folder of the CSV and the picture")
     given = parser.parse_args()
     for name, known in (("benches", {"attn", "linear", "embed"}), ("dtypes", {"f32", "bf16"})):

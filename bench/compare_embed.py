@@ -283,9 +283,9 @@ def measure(given, rows, texts):
     """A row that fails keeps what it has not measured as None, so that rounds stay aligned."""
     for number in range(given.rounds):
         print(f"round {number + 1} of {given.rounds}", file=sys.stderr, flush=True)
-        for mix, path in texts.items():
-            turn = number % len(rows)
-            with machine_facts.alone(given):
+        turn = number % len(rows)
+        with machine_facts.alone(given):
+            for mix, path in texts.items():
                 for row in rows[turn:] + rows[:turn]:
                     if row.does(mix):
                         ms = None if row.reason else row.turn(mix, path)

@@ -31,27 +31,34 @@ def run(given, *words):
     if given.threads:
         command += ["--threads", str(given.threads)]
     print(" ".join(command), file=sys.stderr, flush=True)
-    with machine_facts.alone(given):
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)}: status {done.returncode}")
     document = json.loads(done.stdout)
     return document | {"machine": given.name or document["machine"]}
 
 
+def bench_documents(given, bench, dtype):
+    """(name of the row or '', document of the program) of one bench."""
+    if bench == "attn":
+        yield "", run(given, "attn", "--workloads", str(given.workloads), "--dtype", dtype)
+    elif bench == "linear":
+        yield "", run(given, "linear", "--dtype", dtype)
+    elif (given.model / "vocab.txt").exists():
+        texts = make_texts.write_texts(given.model, given.work / "texts")
+        for mix, path in texts.items():
+            yield mix, run(given, "embed", "--model", str(given.model), "--input", str(path),
+                           "--dtype", dtype)
+
+
 def documents(given):
-    """(bench, name of the row or '', document of the program) of all that was asked for."""
+    """(bench, name of the row or '', document) of all that was asked for."""
     for dtype in given.dtypes:
-        if "attn" in given.benches:
-            yield "attn", "", run(given, "attn", "--workloads", str(given.workloads),
-                                  "--dtype", dtype)
-        if "linear" in given.benches:
-            yield "linear", "", run(given, "linear", "--dtype", dtype)
-        if "embed" in given.benches and (given.model / "vocab.txt").exists():
-            texts = make_texts.write_texts(given.model, given.work / "texts")
-            for mix, path in texts.items():
-                yield "embed", mix, run(given, "embed", "--model", str(given.model), "--input",
-                                        str(path), "--dtype", dtype)
+        for bench in given.benches:
+            with machine_facts.alone(given):
+                found = list(bench_documents(given, bench, dtype))
+            for name, document in found:
+                yield bench, name, document
 
 
 def flatten(bench, name, document, commit):

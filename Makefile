@@ -10,7 +10,7 @@ SAMPLES ?= examples/data/samples.txt
 SECONDS ?= 60
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help deps deps-build deps-venv deps-check build model demo check asan asan-clang tsan fuzz aarch64 warnings layers docs-check faults-check \
+.PHONY: help deps deps-build deps-venv deps-check build model wheel demo check asan asan-clang tsan fuzz aarch64 warnings layers docs-check faults-check \
 	bench bench-peers format format-check install clean venv
 
 help: ## this list
@@ -18,13 +18,13 @@ help: ## this list
 	@echo "  JOBS=N processes at once, PREFIX=DIR for install, MODEL=DIR for demo and bench, BENCH_FLAGS"
 
 deps: ## install what is missing for building, the model and the tests (Debian, as root)
-	@tools/install_deps.sh build venv test
+	@tools/install_deps.sh build venv test python
 deps-build:
 	@tools/install_deps.sh build
 deps-venv: deps-build
 	@tools/install_deps.sh venv
 deps-check: deps-venv
-	@tools/install_deps.sh test
+	@tools/install_deps.sh test python
 
 # Tests are configured when their library is there, so that build and check can share the folder.
 build: deps-build ## build the library and the program: build/release/mstar
@@ -36,6 +36,12 @@ model: deps-venv ## get all-MiniLM-L6-v2 into build/models (84 MB)
 
 venv: deps-check
 	@tools/make_venv.sh tests/requirements.txt
+
+# Tags, contents and tests of the package are checked by `make check`: the test program.test_wheel.
+wheel: deps-check venv ## the Python package: build/wheel/mstarc-*.whl
+	@build/venv/bin/python -m pip wheel --quiet --no-build-isolation --no-deps --no-index \
+		-C build-dir=build/wheel-build -w build/wheel ./python
+	@ls build/wheel
 
 demo: build model ## embed the sample texts and print the closest pairs
 	@build/release/mstar similar --model $(MODEL) --pairs --top 5 $(SAMPLES)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Check the layer order and the rules of the tree.
 
-    base < device < {attn, ops} < step < graph < model < engine < programs, examples
+    base < device < {attn, ops} < step < graph < model < engine < programs, examples, python
 
 A file may include its own area and the areas below it; attn and ops do not include each other.
 cpu/ and cuda/ hang under device/: they include base/ and device/ only, and nobody else includes
 them, since they are reached through device/backend.h. From another area a file takes that area's
-one header (base/base.h, device/backend.h, attn/attn.h, ...). Programs and examples include public
-headers only, and public headers include only each other and standard headers.
+one header (base/base.h, device/backend.h, attn/attn.h, ...). Programs, examples and the Python
+extension include public headers only, and public headers include only each other and standard headers.
 
 Further rules: file names are unique outside include/ (a public header may share its name with an
 area's header); a file stays under 600 lines, kernels apart; the library allocates, prints, exits
@@ -121,7 +121,7 @@ class Check:
                     self.fault(path, line, f"area {path.parts[1]} is not in the layer order")
                 else:
                     self.check_source_include(path, line, name)
-            elif top in ("programs", "examples"):
+            elif top in ("programs", "examples", "python"):
                 self.check_user_include(path, line, name)
             elif top == "include":
                 self.check_public_include(path, line, name, quoted)

@@ -4,6 +4,7 @@
 #   build   compile the library and the program
 #   venv    a Python that can make virtual environments (fetching the model, tests)
 #   test    the C test library
+#   python  the headers that the Python package's extension is compiled against
 #   clang   the second compiler of CI
 #   format  clang-format
 #   cross   the aarch64 compiler and the user-mode emulator of CI
@@ -22,12 +23,12 @@ need() { # PACKAGE...: those that dpkg does not hold as installed
 }
 
 if [ $# -eq 0 ]; then
-    echo "usage: install_deps.sh build|venv|test|clang|format|cross..." >&2
+    echo "usage: install_deps.sh build|venv|test|python|clang|format|cross..." >&2
     exit 2
 fi
 if ! command -v dpkg-query >/dev/null; then
     echo "install_deps.sh: this is not a Debian system; install by hand: a C17 and C++17 compiler," \
-        "cmake 3.25, ninja, pkg-config, jansson, utf8proc, cmocka, python3 with venv" >&2
+        "cmake 3.25, ninja, pkg-config, jansson, utf8proc, cmocka, python3 with venv and headers" >&2
     exit 0
 fi
 
@@ -36,11 +37,15 @@ for group in "$@"; do
     build) need build-essential cmake ninja-build pkg-config libjansson-dev libutf8proc-dev ;;
     venv) python3 -c 'import ensurepip, venv' 2>/dev/null || need python3 python3-venv ;;
     test) need libcmocka-dev ;;
+    python)
+        python3 -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' \
+            2>/dev/null || need python3-dev
+        ;;
     clang) command -v clang >/dev/null || need clang ;;
     format) command -v clang-format >/dev/null || need clang-format ;;
     cross) need gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user ;;
     *)
-        echo "install_deps.sh: group '$group' is none of build, venv, test, clang, format, cross" >&2
+        echo "install_deps.sh: group '$group' is none of build, venv, test, python, clang, format, cross" >&2
         exit 2
         ;;
     esac

@@ -1,0 +1,44 @@
+"""The M* multimodal inference engine in C, from Python.
+
+    mstarc.engine.resources.attn.ragged.wrappers        ragged attention: plan once a step, run once a layer
+    mstarc.engine.resources.attn.ragged.dense_wrappers  the same through the FA3 kernel
+    mstarc.engine.accelerator_graph_config              what to capture, and for which batch shapes
+    mstarc.Embedder                                     texts to vectors
+
+The first three have the names, signatures and defaults of the M* engine's own modules: a program
+written for `mstar` changes the prefix of its imports. Importing needs neither numpy nor torch;
+tensors of numpy, torch, jax, cupy, or anything that speaks DLPack or the buffer protocol go in
+without a copy, and results come back from the framework that q came from.
+"""
+from mstarc import _core
+from mstarc._core import Tensor
+from mstarc._frameworks import bfloat16, device, dtype, float16, float32
+from mstarc.embedder import Embedder
+
+__version__: str = _core.version()
+__all__ = [
+    "Embedder", "Tensor", "__version__", "bfloat16", "build_info", "device", "device_info", "dtype",
+    "float16", "float32", "memory_info",
+]
+
+
+def build_info() -> str:
+    """One line: version, commit, compiler, instruction sets and backends of the library inside."""
+    return _core.build_info()
+
+
+def device_info(device: object = "cpu") -> dict[str, object]:
+    """What the library found on a device.
+
+    Returns name, num_threads (MSTAR_NUM_THREADS, else OMP_NUM_THREADS, else the usable cores),
+    model (the processor's own name), isa (the level in use), isa_best and isa_reason.
+
+    Raises ValueError for a name that is none, RuntimeError for a device that is not there.
+    """
+    from mstarc._frameworks import device_name
+    return _core.device_info(device_name(device))
+
+
+def memory_info() -> dict[str, int]:
+    """What the library holds now: live_bytes, live_allocations, and peak_bytes of the process."""
+    return _core.memory_info()

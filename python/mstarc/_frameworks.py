@@ -1,0 +1,259 @@
+"""What the package knows about other frameworks: dtypes, devices, and how each makes an array.
+
+Nothing here imports a framework that the caller has not imported already, except to make an output
+for an array that came from it. The extension calls the functions at the end for what is rare.
+"""
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+__all__ = ["bfloat16", "device", "dtype", "float16", "float32"]
+
+_ALIASES = {
+    "float32": "float32", "f32": "float32", "float": "float32", "single": "float32",
+    "bfloat16": "bfloat16", "bf16": "bfloat16",
+    "float16": "float16", "f16": "float16", "half": "float16",
+}
+_FP8 = re.compile(r"(float8|f8|fp8)")
+
+
+class dtype:
+    """A dtype of this package: mstarc.float32, mstarc.bfloat16, mstarc.float16.
+
+    Equal to torch's dtype, numpy's dtype and the name of the same type. `to_torch()` gives torch's.
+    The hash is that of the name, so in a dict keyed by torch's dtypes look up `to_torch()`.
+    """
+
+    __slots__ = ("name", "itemsize")
+
+    def __init__(self, name: str, itemsize: int) -> None:
+        self.name = name
+        self.itemsize = itemsize
+
+    def __eq__(self, other: object) -> bool:
+        try:
+            return dtype_name(other) == self.name
+        except (TypeError, ValueError, NotImplementedError):
+            return False
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"mstarc.{self.name}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return own_dtype, (self.name,)
+
+    def to_torch(self) -> Any:
+        """torch's dtype of this name; imports torch."""
+        import torch
+        return getattr(torch, self.name)
+
+
+float32 = dtype("float32", 4)
+bfloat16 = dtype("bfloat16", 2)
+float16 = dtype("float16", 2)
+_OWN = {"float32": float32, "bfloat16": bfloat16, "float16": float16}
+
+
+class device:
+    """A device by name: mstarc.device("cpu"), mstarc.device("cuda:1").
+
+    Equal to torch's device, or a text, that names the same one. `to_torch()` gives torch's.
+    "cuda" without a number is the current device.
+    """
+
+    __slots__ = ("type", "index")
+
+    def __init__(self, name: object) -> None:
+        kind, _, index = _device_text(name).partition(":")
+        self.type = kind
+        self.index = int(index) if index else None
+
+    def __eq__(self, other: object) -> bool:
+        try:
+            return _device_text(other) == str(self)
+        except (TypeError, ValueError):
+            return False
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __str__(self) -> str:
+        return self.type if self.index is None else f"{self.type}:{self.index}"
+
+    def __repr__(self) -> str:
+        return f"mstarc.device('{self}')"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return device, (str(self),)
+
+    def to_torch(self) -> Any:
+        """torch's device of this name; imports torch."""
+        import torch
+        return torch.device(str(self))
+
+
+def dtype_name(value: object) -> str:
+    """"float32", "bfloat16" or "float16" of a torch dtype, a numpy dtype or class, or a name.
+
+    Raises NotImplementedError for fp8, ValueError for another dtype, TypeError for what is none.
+    """
+    name = value if isinstance(value, str) else getattr(value, "name", None)
+    if not isinstance(name, str):  # numpy.float32 is a class, torch's dtypes have only a text
+        name = getattr(value, "__name__", None) or str(value)
+    short = name.rpartition(".")[2].lower()
+    if short in _ALIASES:
+        return _ALIASES[short]
+    if _FP8.match(short):
+        raise NotImplementedError(f"dtype {value!r}: fp8 is not there yet; accepted are "
+                                  "'float32', 'bfloat16' and 'float16'")
+    raise ValueError(f"dtype {value!r} is none of 'float32', 'bfloat16' and 'float16'")
+
+
+def _device_text(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        raise TypeError(f"device is {value!r}; expected a name such as 'cpu' or 'cuda:0'")
+    if isinstance(value, int):
+        return f"cuda:{value}"
+    text = str(value).strip()
+    found = re.fullmatch(r"<CUDA Device (\d+)>", text)  # cupy
+    if found:
+        return f"cuda:{found.group(1)}"
+    if re.fullmatch(r"TFRT_CPU_\d+", text) or text in ("cpu:0", "CpuDevice(id=0)"):  # jax
+        return "cpu"
+    if not re.fullmatch(r"[a-z]+(:\d{1,4})?", text):
+        raise ValueError(f"device is {text[:60]!r}; expected a name such as 'cpu' or 'cuda:0'")
+    kind, _, index = text.partition(":")
+    return f"{kind}:{int(index)}" if index else kind
+
+
+def device_name(value: object) -> str:
+    """The library's name of a device: "cuda" becomes the current one, "cuda:N"."""
+    text = _device_text(value)
+    if text != "cuda":
+        return text
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return f"cuda:{torch.cuda.current_device()}"
+    return "cuda:0"
+
+
+def caller_dtype(value: object) -> object:
+    """A dtype as the caller will want to read it back: theirs, or torch's once torch is loaded."""
+    if isinstance(value, (str, dtype)):
+        own = _OWN[dtype_name(value)]
+        return own.to_torch() if "torch" in sys.modules else own
+    return value
+
+
+def caller_device(value: object) -> object:
+    """The same for devices."""
+    if isinstance(value, (str, int, device)):
+        own = device(value)
+        return own.to_torch() if "torch" in sys.modules else own
+    return value
+
+
+# ---- called by the extension ----------------------------------------------------------------------
+
+def own_dtype(name: str) -> dtype:
+    """The package's dtype object of a name."""
+    return _OWN[name]
+
+
+def own_device(name: str) -> device:
+    """The package's device object of a name."""
+    return device(name)
+
+
+def _framework(array: object) -> str:
+    return type(array).__module__.partition(".")[0]
+
+
+def bfloat16_bits(array: Any) -> Any:
+    """numpy's bfloat16 arrays (of ml_dtypes) as uint16 on the same memory; None for others."""
+    if _framework(array) == "numpy" and getattr(array.dtype, "name", "") == "bfloat16":
+        return array.view("uint16")
+    return None
+
+
+def to_host(array: Any) -> Any:
+    """A copy in host memory of an array on a device; waits for the device."""
+    for method in ("cpu", "get"):  # torch, cupy
+        if hasattr(array, method):
+            return getattr(array, method)()
+    import numpy
+    return numpy.asarray(array)  # jax
+
+
+def current_stream(array: Any) -> int:
+    """The stream that the caller's framework works on now, as DLPack counts: 1 is the default."""
+    name = _framework(array)
+    if name == "torch":
+        import torch
+        return int(torch.cuda.current_stream(array.device).cuda_stream) or 1
+    if name == "cupy":
+        import cupy
+        return int(cupy.cuda.get_current_stream().ptr) or 1
+    return 1
+
+
+def cast(array: Any, name: str) -> Any:
+    """A contiguous array of another dtype, made by its own framework where it lies."""
+    if _framework(array) == "torch":
+        import torch
+        return array.to(getattr(torch, name)).contiguous()
+    if hasattr(array, "__array_namespace__"):
+        space = array.__array_namespace__()
+        return space.asarray(space.astype(array, _namespace_dtype(space, name)), order="C") \
+            if _framework(array) == "cupy" else space.astype(array, _namespace_dtype(space, name))
+    raise TypeError(f"{type(array)!r} cannot be cast to {name} by this package; cast it first")
+
+
+def _namespace_dtype(space: Any, name: str) -> Any:
+    found = getattr(space, name, None)
+    if found is None:
+        raise TypeError(f"{space.__name__} has no {name}; pass q_data_type that it has")
+    return found
+
+
+def _make(array: Any, shape: tuple[int, ...], name: str, maker: str) -> Any:
+    framework = _framework(array)
+    if framework == "torch":
+        import torch
+        return getattr(array, "new_" + maker)(shape, dtype=getattr(torch, name))
+    if framework == "numpy":
+        import numpy
+        if name != "bfloat16":
+            return getattr(numpy, maker)(shape, dtype=name)
+        return getattr(numpy, maker)(shape, dtype=array.dtype) if array.dtype.name == name else None
+    if framework == "cupy":
+        import cupy
+        return getattr(cupy, maker)(shape, dtype=_namespace_dtype(cupy, name))
+    return None
+
+
+def empty_like(array: Any, shape: tuple[int, ...], name: str) -> Any:
+    """A writable contiguous array of array's framework and device; None where there is none."""
+    return _make(array, shape, name, "empty")
+
+
+def zeros_like(array: Any, shape: tuple[int, ...], name: str) -> Any:
+    """The same, of zeros."""
+    return _make(array, shape, name, "zeros")
+
+
+def adopt(array: Any, made: Any) -> Any:
+    """made, a Tensor of this package, as an array of array's framework where one takes it."""
+    if _framework(array) in ("jax", "jaxlib"):
+        import jax
+        return jax.dlpack.from_dlpack(made)
+    if hasattr(array, "__array_namespace__"):
+        space = array.__array_namespace__()
+        if hasattr(space, "from_dlpack") and _framework(array) != "numpy":
+            return space.from_dlpack(made)
+    return made

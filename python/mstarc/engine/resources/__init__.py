@@ -1,0 +1,1 @@
+"""What a step plans and runs on."""

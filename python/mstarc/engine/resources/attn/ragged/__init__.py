@@ -1,0 +1,1 @@
+"""Cacheless attention over packed segments."""

@@ -1,0 +1,69 @@
+"""What one request brings to one step of a model's node."""
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+__all__ = ["NodeInputs"]
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class NodeInputs:
+    """The inputs of one request.
+
+    Subclass it for what a model needs beyond: clones keep the subclass. Configs and runners ask for
+    no more than `input_seq_len` and `clone`, so any class with these two serves as well.
+
+    Attributes:
+        tensor_inputs: tensors by name.
+        kwargs: whatever is no tensor.
+        resource_step_info: what a step's declaration needs to know, for example about guidance.
+        input_seq_len: tokens of this request; 0 for a node without tokens.
+    """
+
+    tensor_inputs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    resource_step_info: Any = None
+    input_seq_len: int = 0
+
+    def clone(self: _T) -> _T:
+        """A copy of the same class whose tensors are copies too, nested ones included."""
+        return clone_record(self)
+
+
+def clone_value(value: Any) -> Any:
+    """Tensors copied, also inside dicts, lists and tuples; everything else as it is."""
+    if isinstance(value, dict):
+        return _like(value, {key: clone_value(item) for key, item in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_make"):  # a named tuple
+        return value._make(clone_value(item) for item in value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(clone_value(item) for item in value)
+    if hasattr(value, "__dlpack__"):
+        return value.clone() if hasattr(value, "clone") else copy.copy(value)
+    return value
+
+
+def _like(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    if type(value) is dict:
+        return items
+    made = copy.copy(value)  # a subclass keeps its class and what else it holds
+    made.clear()
+    made.update(items)
+    return made
+
+
+def clone_record(record: _T) -> _T:
+    """A shallow copy of an object whose attributes are clone_value's."""
+    made = copy.copy(record)
+    names = list(getattr(record, "__dict__", ()))
+    for part in type(record).__mro__:
+        slots = part.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else list(slots)
+    for name in names:
+        if name not in ("__dict__", "__weakref__") and hasattr(record, name):
+            object.__setattr__(made, name, clone_value(getattr(record, name)))  # frozen ones too
+    return made

@@ -1,0 +1,115 @@
+/*
+ * py_output.c - outputs from the caller's own framework.
+ *
+ * numpy is asked from here, since a call costs less than a microsecond; every other framework goes
+ * through mstarc._frameworks, which knows how each makes an empty array.
+ */
+#include <string.h>
+
+#include "py_core.h"
+
+static bool is_named(PyObject *type, const char *module)
+{
+    PyObject *name = PyObject_GetAttrString(type, "__module__");
+    const char *text = name == NULL ? NULL : PyUnicode_AsUTF8AndSize(name, NULL);
+    const bool same = text != NULL && strcmp(text, module) == 0;
+    if (text == NULL)
+        PyErr_Clear();
+    Py_XDECREF(name);
+    return same;
+}
+
+/* 1 like is an array of numpy, which is then known for the next time; 0 it is not; -1 exception. */
+static int is_numpy(mstc_state *state, PyObject *like)
+{
+    PyObject *type = (PyObject *)Py_TYPE(like);
+    if (state->numpy_array != NULL)
+        return type == state->numpy_array;
+    if (!is_named(type, "numpy"))
+        return 0;
+    PyObject *numpy = PyImport_ImportModule("numpy");
+    if (numpy == NULL)
+        return -1;
+    state->numpy_empty = PyObject_GetAttrString(numpy, "empty");
+    state->numpy_float32 = PyObject_CallMethod(numpy, "dtype", "s", "float32");
+    state->numpy_float16 = PyObject_CallMethod(numpy, "dtype", "s", "float16");
+    PyObject *array = PyObject_GetAttrString(numpy, "ndarray");
+    Py_DECREF(numpy);
+    if (state->numpy_empty == NULL || state->numpy_float32 == NULL ||
+        state->numpy_float16 == NULL || array == NULL) {
+        Py_CLEAR(state->numpy_empty);
+        Py_CLEAR(state->numpy_float32);
+        Py_CLEAR(state->numpy_float16);
+        Py_XDECREF(array);
+        return -1;
+    }
+    state->numpy_array = array;
+    return type == array;
+}
+
+static PyObject *shape_tuple(int32_t rank, const int64_t *shape)
+{
+    PyObject *tuple = PyTuple_New(rank);
+    for (int i = 0; tuple != NULL && i < rank; i++) {
+        PyObject *size = PyLong_FromLongLong(shape[i]);
+        if (size == NULL || PyTuple_SetItem(tuple, i, size) < 0)
+            Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+static PyObject *ask_framework(mstc_state *state, PyObject *like, mstar_dtype dtype, bool zero,
+                               PyObject *shape)
+{
+    PyObject *module = mstc_frameworks(state);
+    return module == NULL ? NULL
+                          : PyObject_CallMethod(module, zero ? "zeros_like" : "empty_like", "OOs",
+                                                like, shape, mstc_dtype_name(dtype));
+}
+
+PyObject *mstc_output_new(mstc_state *state, PyObject *like, const mstc_view *like_view,
+                          mstar_dtype dtype, bool zero, int32_t rank, const int64_t *shape,
+                          mstc_view *view)
+{
+    PyObject *made = NULL;
+    const int numpy = is_numpy(state, like);
+    const bool own = Py_TYPE(like) == state->tensor_type ||
+                     (numpy == 1 && dtype == MSTAR_DTYPE_BF16 && like_view->code != 4);
+    if (numpy < 0)
+        return NULL;
+    if (!own) {
+        PyObject *sizes = shape_tuple(rank, shape);
+        if (sizes == NULL)
+            return NULL;
+        if (numpy == 1 && dtype != MSTAR_DTYPE_BF16)
+            made = PyObject_CallFunctionObjArgs(
+                state->numpy_empty, sizes,
+                dtype == MSTAR_DTYPE_F32 ? state->numpy_float32 : state->numpy_float16, NULL);
+        else
+            made = ask_framework(state, like, dtype, zero, sizes);
+        Py_DECREF(sizes);
+        if (made == NULL)
+            return NULL;
+        if (made == Py_None)
+            Py_CLEAR(made);
+    }
+    if (made == NULL)
+        made = (PyObject *)mstc_tensor_new(state, dtype, rank, shape);
+    if (made == NULL || mstc_view_take(state, made, "out", view) < 0) {
+        Py_XDECREF(made);
+        return NULL;
+    }
+    return made;
+}
+
+PyObject *mstc_output_finish(mstc_state *state, PyObject *like, PyObject *made)
+{
+    if (Py_TYPE(made) != state->tensor_type || Py_TYPE(like) == state->tensor_type ||
+        (PyObject *)Py_TYPE(like) == state->numpy_array)
+        return made;
+    PyObject *module = mstc_frameworks(state);
+    PyObject *finished =
+        module == NULL ? NULL : PyObject_CallMethod(module, "adopt", "OO", like, made);
+    Py_DECREF(made);
+    return finished;
+}

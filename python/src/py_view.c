@@ -1,0 +1,411 @@
+/*
+ * py_view.c - looks at tensors that come in, without copying them.
+ *
+ * The order is that of cost: our own Tensor, the buffer protocol (numpy, array, memoryview), the
+ * framework's C table (torch from 2.10), the __dlpack__ method (torch, jax, cupy and others), and
+ * in the end arrays of numpy whose dtype neither of the two can name (bfloat16 of ml_dtypes).
+ */
+#include <string.h>
+
+#include "py_core.h"
+
+enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3, DL_CUDA_MANAGED = 13 };
+enum {
+    DL_INT = 0,
+    DL_UINT = 1,
+    DL_FLOAT = 2,
+    DL_BFLOAT = 4,
+    DL_BOOL = 6,
+    DL_E4M3 = 10,
+    DL_E5M2 = 12
+};
+
+static const char versioned_name[] = "dltensor_versioned",
+                  used_versioned[] = "used_dltensor_versioned";
+static const char legacy_name[] = "dltensor", used_legacy[] = "used_dltensor";
+
+static const struct {
+    uint8_t code, bits;
+    int8_t dtype; /* mstar_dtype; -1: the library has none */
+    const char *name;
+} kinds[] = {
+    {DL_FLOAT, 32, MSTAR_DTYPE_F32, "float32"},
+    {DL_BFLOAT, 16, MSTAR_DTYPE_BF16, "bfloat16"},
+    {DL_FLOAT, 16, MSTAR_DTYPE_F16, "float16"},
+    {DL_FLOAT, 64, MSTAR_DTYPE_F64, "float64"},
+    {DL_INT, 64, MSTAR_DTYPE_I64, "int64"},
+    {DL_INT, 32, MSTAR_DTYPE_I32, "int32"},
+    {DL_INT, 16, MSTAR_DTYPE_I16, "int16"},
+    {DL_INT, 8, MSTAR_DTYPE_I8, "int8"},
+    {DL_UINT, 8, MSTAR_DTYPE_U8, "uint8"},
+    {DL_BOOL, 8, MSTAR_DTYPE_BOOL, "bool"},
+    {DL_E4M3, 8, MSTAR_DTYPE_F8_E4M3, "float8_e4m3fn"},
+    {DL_E5M2, 8, MSTAR_DTYPE_F8_E5M2, "float8_e5m2"},
+    {DL_UINT, 16, -1, "uint16"},
+    {DL_UINT, 32, -1, "uint32"},
+    {DL_UINT, 64, -1, "uint64"},
+};
+enum { NUM_KINDS = sizeof kinds / sizeof kinds[0] };
+
+static int find_kind(uint8_t code, uint8_t bits)
+{
+    for (int i = 0; i < NUM_KINDS; i++)
+        if (kinds[i].code == code && kinds[i].bits == bits)
+            return i;
+    return -1;
+}
+
+const char *mstc_view_dtype_name(const mstc_view *view)
+{
+    int kind = find_kind(view->code, view->bits);
+    return kind < 0 ? "unknown" : kinds[kind].name;
+}
+
+int mstc_view_dtype(const mstc_view *view, const char *name, mstar_dtype *dtype)
+{
+    int kind = find_kind(view->code, view->bits);
+    if (kind < 0 || kinds[kind].dtype < 0) {
+        PyErr_Format(PyExc_TypeError, "%s has dtype %s, which cannot be converted", name,
+                     mstc_view_dtype_name(view));
+        return -1;
+    }
+    *dtype = (mstar_dtype)kinds[kind].dtype;
+    return 0;
+}
+
+/* ---- the buffer protocol --------------------------------------------------------------------- */
+
+/* One element in the format language of struct, native byte order. */
+static int read_format(const Py_buffer *buffer, const char *name, mstc_view *view)
+{
+    const char *format = buffer->format == NULL ? "B" : buffer->format;
+    static const int probe = 1;
+    const char native = *(const char *)&probe == 1 ? '<' : '>';
+    const char *letter = format;
+    if (*letter == '@' || *letter == '=' || *letter == native)
+        letter++;
+    if (letter[0] != '\0' && letter[1] == '\0') {
+        if (strchr("efd", letter[0]) != NULL)
+            view->code = DL_FLOAT;
+        else if (strchr("bhilqn", letter[0]) != NULL)
+            view->code = DL_INT;
+        else if (strchr("BHILQN", letter[0]) != NULL)
+            view->code = DL_UINT;
+        else if (letter[0] == '?')
+            view->code = DL_BOOL;
+        else
+            letter = "";
+        view->bits = (uint8_t)(buffer->itemsize * 8);
+        if (letter[0] != '\0' && find_kind(view->code, view->bits) >= 0)
+            return 0;
+    }
+    PyErr_Format(PyExc_TypeError, "%s has elements of format '%.40s', which cannot be read", name,
+                 format);
+    return -1;
+}
+
+static int from_buffer(const char *name, mstc_view *view)
+{
+    const Py_buffer *buffer = &view->buffer;
+    if (read_format(buffer, name, view) < 0)
+        return -1;
+    if (buffer->ndim > MSTAR_MAX_RANK) {
+        PyErr_Format(PyExc_ValueError, "%s has %d dimensions; at most %d are read", name,
+                     buffer->ndim, MSTAR_MAX_RANK);
+        return -1;
+    }
+    view->data = buffer->buf;
+    view->device_type = DL_CPU;
+    view->rank = buffer->ndim;
+    view->read_only = buffer->readonly != 0;
+    for (int i = 0; i < buffer->ndim; i++) {
+        view->shape[i] = buffer->shape[i];
+        if (buffer->strides[i] % buffer->itemsize != 0 && buffer->shape[i] > 1) {
+            PyErr_Format(
+                PyExc_ValueError,
+                "%s has a stride of %zd bytes in dimension %d, which is no multiple of its "
+                "element of %zd bytes; pass a contiguous copy",
+                name, buffer->strides[i], i, buffer->itemsize);
+            return -1;
+        }
+        view->strides[i] = buffer->strides[i] / buffer->itemsize;
+    }
+    return 0;
+}
+
+/* ---- DLPack ---------------------------------------------------------------------------------- */
+
+static int from_dl_tensor(const mstar_dl_tensor *from, const char *name, mstc_view *view)
+{
+    if (from->ndim < 0 || from->ndim > MSTAR_MAX_RANK) {
+        PyErr_Format(PyExc_ValueError, "%s has %d dimensions; 0 to %d are read", name,
+                     (int)from->ndim, MSTAR_MAX_RANK);
+        return -1;
+    }
+    if (from->dtype.lanes != 1 || find_kind(from->dtype.code, from->dtype.bits) < 0) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s has elements of DLPack type code %d with %d bits and %d lanes, which "
+                     "cannot be read",
+                     name, (int)from->dtype.code, (int)from->dtype.bits, (int)from->dtype.lanes);
+        return -1;
+    }
+    view->device_type = from->device.device_type;
+    view->device_id = from->device.device_id;
+    if (view->device_type == DL_CUDA_HOST) {
+        view->device_type = DL_CPU;
+        view->device_id = 0;
+    } else if (view->device_type == DL_CUDA_MANAGED) {
+        view->device_type = DL_CUDA;
+    }
+    if (view->device_type != DL_CPU && view->device_type != DL_CUDA) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s lies on a device of DLPack type %d; CPU (1) and CUDA (2) are read", name,
+                     (int)view->device_type);
+        return -1;
+    }
+    view->code = from->dtype.code;
+    view->bits = from->dtype.bits;
+    view->rank = from->ndim;
+    int64_t compact = 1;
+    for (int i = from->ndim - 1; i >= 0; i--) {
+        view->shape[i] = from->shape[i];
+        if (from->shape[i] < 0) {
+            PyErr_Format(PyExc_ValueError, "%s has size %lld in dimension %d", name,
+                         (long long)from->shape[i], i);
+            return -1;
+        }
+        view->strides[i] = from->strides == NULL ? compact : from->strides[i];
+        compact *= from->shape[i];
+    }
+    if (from->data == NULL && compact != 0) {
+        PyErr_Format(PyExc_ValueError, "%s has elements and no data", name);
+        return -1;
+    }
+    view->data = from->data == NULL ? NULL : (char *)from->data + from->byte_offset;
+    return 0;
+}
+
+/* Takes over what the capsule holds; from here on mstc_view_drop gives it back. */
+static int from_capsule(PyObject *capsule, const char *name, mstc_view *view)
+{
+    if (PyCapsule_IsValid(capsule, versioned_name)) {
+        mstar_dl_managed_tensor_versioned *managed = PyCapsule_GetPointer(capsule, versioned_name);
+        if (managed->version.major > MSTAR_DLPACK_MAJOR) {
+            PyErr_Format(PyExc_BufferError, "%s speaks DLPack %u.%u; this package reads %d.x", name,
+                         managed->version.major, managed->version.minor, MSTAR_DLPACK_MAJOR);
+            return -1;
+        }
+        if (PyCapsule_SetName(capsule, used_versioned) < 0)
+            return -1;
+        view->managed = managed;
+        view->versioned = true;
+        view->read_only = (managed->flags & MSTAR_DLPACK_FLAG_READ_ONLY) != 0;
+        return from_dl_tensor(&managed->dl_tensor, name, view);
+    }
+    if (PyCapsule_IsValid(capsule, legacy_name)) {
+        mstc_dl_legacy *managed = PyCapsule_GetPointer(capsule, legacy_name);
+        if (PyCapsule_SetName(capsule, used_legacy) < 0)
+            return -1;
+        view->managed = managed;
+        return from_dl_tensor(&managed->dl_tensor, name, view);
+    }
+    PyErr_Format(PyExc_BufferError,
+                 "%s.__dlpack__() gave %R; expected an unused capsule named '%s' or '%s'", name,
+                 capsule, versioned_name, legacy_name);
+    return -1;
+}
+
+const mstc_dl_exchange *mstc_exchange_of(mstc_state *state, PyObject *object)
+{
+    PyObject *capsule = PyObject_GetAttr((PyObject *)Py_TYPE(object), state->name_exchange);
+    const mstc_dl_exchange *table = NULL;
+    if (capsule != NULL && PyCapsule_IsValid(capsule, "dlpack_exchange_api"))
+        table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    if (capsule == NULL)
+        PyErr_Clear();
+    Py_XDECREF(capsule); /* the table lives as long as the type */
+    if (table != NULL &&
+        (table->header.version.major != MSTAR_DLPACK_MAJOR || table->tensor_from_object == NULL))
+        table = NULL;
+    return table;
+}
+
+static int is_on_cuda(mstc_state *state, PyObject *object)
+{
+    PyObject *device = PyObject_CallMethodObjArgs(object, state->name_dlpack_device, NULL);
+    if (device == NULL)
+        return -1;
+    int type = 0, index = 0;
+    int parsed = PyTuple_Check(device) && PyArg_ParseTuple(device, "ii", &type, &index);
+    Py_DECREF(device);
+    if (!parsed) {
+        PyErr_Clear();
+        PyErr_SetString(PyExc_BufferError, "__dlpack_device__() did not give two integers");
+        return -1;
+    }
+    return type == DL_CUDA || type == DL_CUDA_MANAGED;
+}
+
+/* {"max_version": (1, 1)}, and on CUDA the stream that will read. */
+static PyObject *dlpack_keywords(mstc_state *state, PyObject *object, int cuda, bool version)
+{
+    PyObject *keywords = PyDict_New();
+    int failed = keywords == NULL;
+    if (!failed && version)
+        failed = PyDict_SetItem(keywords, state->name_max_version, state->dlpack_version) < 0;
+    if (!failed && cuda) {
+        PyObject *module = mstc_frameworks(state);
+        PyObject *stream =
+            module == NULL ? NULL : PyObject_CallMethod(module, "current_stream", "O", object);
+        failed = stream == NULL || PyDict_SetItem(keywords, state->name_stream, stream) < 0;
+        Py_XDECREF(stream);
+    }
+    if (failed)
+        Py_CLEAR(keywords);
+    return keywords;
+}
+
+static PyObject *call_dlpack(mstc_state *state, PyObject *object, PyObject *method)
+{
+    int cuda = is_on_cuda(state, object);
+    if (cuda < 0)
+        return NULL;
+    PyObject *keywords = dlpack_keywords(state, object, cuda, true);
+    PyObject *capsule =
+        keywords == NULL ? NULL : PyObject_Call(method, state->no_arguments, keywords);
+    if (capsule == NULL && keywords != NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear(); /* a producer from before DLPack 1.0 knows no max_version */
+        Py_DECREF(keywords);
+        keywords = dlpack_keywords(state, object, cuda, false);
+        if (keywords != NULL)
+            capsule = PyObject_Call(method, state->no_arguments, keywords);
+    }
+    Py_XDECREF(keywords);
+    return capsule;
+}
+
+/* 1 taken, 0 the object has no such method, -1 an exception. */
+static int from_dlpack(mstc_state *state, PyObject *object, const char *name, mstc_view *view)
+{
+    PyObject *method = PyObject_GetAttr(object, state->name_dlpack);
+    if (method == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError))
+            return -1;
+        PyErr_Clear();
+        return 0;
+    }
+    PyObject *capsule = call_dlpack(state, object, method);
+    Py_DECREF(method);
+    if (capsule == NULL)
+        return -1;
+    view->capsule = capsule;
+    return from_capsule(capsule, name, view) < 0 ? -1 : 1;
+}
+
+/* ---- the rest -------------------------------------------------------------------------------- */
+
+static void from_own(mstc_tensor *tensor, mstc_view *view)
+{
+    mstar_tensor compact =
+        mstar_tensor_make(tensor->data, tensor->dtype, tensor->rank, tensor->shape);
+    view->data = tensor->data;
+    view->device_type = DL_CPU;
+    for (int i = 0; i < NUM_KINDS; i++) {
+        if (kinds[i].dtype == (int8_t)tensor->dtype) {
+            view->code = kinds[i].code;
+            view->bits = kinds[i].bits;
+        }
+    }
+    view->rank = tensor->rank;
+    memcpy(view->shape, compact.shape, sizeof view->shape);
+    memcpy(view->strides, compact.strides, sizeof view->strides);
+}
+
+/* numpy arrays of ml_dtypes.bfloat16: the same bits as uint16. 1, 0 or -1 as above. */
+static int from_bits(mstc_state *state, PyObject *object, const char *name, mstc_view *view)
+{
+    PyObject *module = mstc_frameworks(state);
+    PyObject *bits =
+        module == NULL ? NULL : PyObject_CallMethod(module, "bfloat16_bits", "O", object);
+    if (bits == NULL)
+        return -1;
+    int taken = 0;
+    if (bits != Py_None) {
+        taken = PyObject_GetBuffer(bits, &view->buffer, PyBUF_RECORDS_RO) < 0 ? -1 : 1;
+        view->has_buffer = taken == 1;
+        if (taken == 1 && from_buffer(name, view) < 0)
+            taken = -1;
+        view->code = DL_BFLOAT;
+    }
+    Py_DECREF(bits);
+    return taken;
+}
+
+static int take(mstc_state *state, PyObject *object, const char *name, mstc_view *view)
+{
+    if (Py_TYPE(object) == state->tensor_type) {
+        from_own((mstc_tensor *)object, view);
+        return 0;
+    }
+    if (PyObject_CheckBuffer(object)) {
+        if (PyObject_GetBuffer(object, &view->buffer, PyBUF_RECORDS_RO) == 0) {
+            view->has_buffer = true;
+            return from_buffer(name, view);
+        }
+        PyErr_Clear(); /* a device array, or a dtype without a format */
+        const int bits = from_bits(state, object, name, view);
+        if (bits != 0)
+            return bits < 0 ? -1 : 0;
+    }
+    const mstc_dl_exchange *table = mstc_exchange_of(state, object);
+    if (table != NULL) {
+        mstar_dl_tensor tensor;
+        return table->tensor_from_object(object, &tensor) != 0
+                   ? -1
+                   : from_dl_tensor(&tensor, name, view);
+    }
+    int taken = from_dlpack(state, object, name, view);
+    if (taken == 0)
+        PyErr_Format(PyExc_TypeError,
+                     "%s is a %R; expected a tensor that speaks the buffer protocol or DLPack "
+                     "(numpy, torch, jax, cupy, mstarc.Tensor)",
+                     name, Py_TYPE(object));
+    return taken == 1 ? 0 : -1;
+}
+
+int mstc_view_take(mstc_state *state, PyObject *object, const char *name, mstc_view *view)
+{
+    memset(view, 0, offsetof(mstc_view, buffer));
+    view->has_buffer = false;
+    view->capsule = NULL;
+    view->managed = NULL;
+    view->versioned = false;
+    view->owner = object;
+    Py_INCREF(object);
+    if (take(state, object, name, view) == 0)
+        return 0;
+    mstc_view_drop(view);
+    return -1;
+}
+
+void mstc_view_drop(mstc_view *view)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace); /* the producer's deleter may run Python */
+    if (view->managed != NULL && view->versioned) {
+        mstar_dl_managed_tensor_versioned *managed = view->managed;
+        if (managed->deleter != NULL)
+            managed->deleter(managed);
+    } else if (view->managed != NULL) {
+        mstc_dl_legacy *managed = view->managed;
+        if (managed->deleter != NULL)
+            managed->deleter(managed);
+    }
+    view->managed = NULL;
+    if (view->has_buffer)
+        PyBuffer_Release(&view->buffer);
+    view->has_buffer = false;
+    Py_CLEAR(view->capsule);
+    Py_CLEAR(view->owner);
+    PyErr_Restore(type, value, trace);
+}

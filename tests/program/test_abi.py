@@ -1,41 +1,83 @@
-"""The shared library exports what the public headers declare, and nothing else."""
+"""The shared library exports what the public headers declare, and nothing else; the interface is the
+recorded one; and tools/check_abi.py sees what would break a program compiled before."""
 import os
 import pathlib
 import re
+import shutil
 import subprocess
+import sys
+import tempfile
+import unittest
 
 SOURCE = pathlib.Path(os.environ["MSTAR_TEST_SOURCE"])
 LIBRARY = os.environ["MSTAR_TEST_LIBRARY"]
+TOOL = SOURCE / "tools/check_abi.py"
 
 
-def declared():
-    names = set()
-    for header in (SOURCE / "include").rglob("*.h"):
-        text = re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.S)
-        for declaration in re.findall(r"^MSTAR_API\s+([^;]*);", text, re.M):
-            names.add(re.search(r"(mstar_\w+)\s*\(", declaration).group(1))
-    return names
+def check(root, *arguments):
+    done = subprocess.run([sys.executable, str(TOOL), "--root", str(root), *arguments],
+                          capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
 
 
-def exported():
-    listed = subprocess.run(["nm", "-D", "--defined-only", LIBRARY], check=True,
-                            capture_output=True, text=True).stdout
-    names = {line.split()[-1].split("@")[0] for line in listed.splitlines()}
-    return {name for name in names if not name.startswith("_")}  # a sanitizer's own
+class Library(unittest.TestCase):
+    def test_as_recorded_and_exported(self):
+        code, text = check(SOURCE, "--library", LIBRARY)
+        self.assertEqual(code, 0, text)
+        self.assertGreater(int(re.search(r"(\d+) lines as recorded", text).group(1)), 300)
+
+    def test_what_it_needs(self):
+        listed = subprocess.run(["readelf", "-d", LIBRARY], check=True, capture_output=True,
+                                text=True).stdout
+        libraries = re.findall(r"NEEDED.*\[(\S+)\]", listed)
+        self.assertTrue(libraries)
+        self.assertEqual([n for n in libraries if "cuda" in n or "cublas" in n], [])
 
 
-def main():
-    want, have = declared(), exported()
-    assert len(want) > 50, f"only {len(want)} declarations were found"
-    assert not want - have, f"declared and not exported: {sorted(want - have)}"
-    assert not have - want, f"exported and not declared: {sorted(have - want)}"
-    needed = subprocess.run(["readelf", "-d", LIBRARY], check=True, capture_output=True, text=True)
-    soname = re.search(r"SONAME.*\[(libmstar\.so\.\d+)\]", needed.stdout)
-    assert soname, "the library has no soname"
-    libraries = re.findall(r"NEEDED.*\[(\S+)\]", needed.stdout)
-    assert not [name for name in libraries if "cuda" in name or "cublas" in name], libraries
-    print(f"{len(want)} functions, {soname.group(1)}, needs {' '.join(libraries)}")
+class Changes(unittest.TestCase):
+    """Each change of a header, and the verdict on it."""
+
+    def verdict(self, header, before, after):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            shutil.copytree(SOURCE / "include", root / "include")
+            shutil.copytree(SOURCE / "tests/abi", root / "tests/abi")
+            path = root / "include/mstar" / header
+            text = path.read_text()
+            self.assertIn(before, text)
+            path.write_text(text.replace(before, after, 1))
+            code, told = check(root)
+            self.assertEqual(code, 1, told)
+            self.assertEqual(check(root, "--record")[0], 0)
+            self.assertEqual(check(root)[0], 0)
+            return {line.split()[0] for line in told.splitlines()[:-1]}
+
+    def test_verdicts(self):
+        memory = "    uint64_t peak_bytes;\n"
+        for header, before, after, want in (
+                ("base.h", memory, memory + "    uint64_t more;\n", {"adds"}),
+                ("base.h", memory, "", {"breaks"}),
+                ("base.h", memory, "    uint32_t peak_bytes;\n    uint32_t more;\n",
+                 {"adds", "breaks"}),
+                # without a struct_size nobody can tell the old from the new
+                ("model.h", "    size_t bytes;\n} mstar_text;",
+                 "    size_t bytes;\n    int more;\n} mstar_text;", {"adds", "breaks"}),
+                ("base.h", "X(33, BUSY", "X(34, BUSY", {"breaks"}),
+                ("base.h", "(*mstar_log_sink)(void *context, int level",
+                 "(*mstar_log_sink)(void *context, long level", {"breaks"}),
+                ("base.h", "MSTAR_API const char *mstar_version(void);", "", {"breaks"}),
+                ("base.h", "mstar_status_http(mstar_status status);",
+                 "mstar_status_http(mstar_status status, int more);", {"breaks"}),
+                ("base.h", "MSTAR_API const char *mstar_version(void);",
+                 "MSTAR_API const char *mstar_version(void);\nMSTAR_API int mstar_more(void);",
+                 {"adds"})):
+            self.assertEqual(self.verdict(header, before, after), want, after)
+
+    def test_names_of_parameters_are_free(self):
+        with self.assertRaises(AssertionError):
+            self.verdict("base.h", "mstar_status_http(mstar_status status)",
+                         "mstar_status_http(mstar_status other)")
 
 
 if __name__ == "__main__":
-    main()
+    unittest.main()

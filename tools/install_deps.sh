@@ -7,6 +7,8 @@
 #   python  the headers that the Python package's extension is compiled against
 #   clang   the second compiler of CI
 #   format  clang-format
+#   analyze clang-tidy
+#   valgrind
 #   cross   the aarch64 compiler and the user-mode emulator of CI
 #
 # Asks dpkg first: when everything is there it changes nothing and needs neither root nor a network.
@@ -23,7 +25,7 @@ need() { # PACKAGE...: those that dpkg does not hold as installed
 }
 
 if [ $# -eq 0 ]; then
-    echo "usage: install_deps.sh build|venv|test|python|clang|format|cross..." >&2
+    echo "usage: install_deps.sh build|venv|test|python|clang|format|analyze|valgrind|cross..." >&2
     exit 2
 fi
 if ! command -v dpkg-query >/dev/null; then
@@ -43,9 +45,12 @@ for group in "$@"; do
         ;;
     clang) command -v clang >/dev/null || need clang ;;
     format) command -v clang-format >/dev/null || need clang-format ;;
+    analyze) command -v clang-tidy >/dev/null || need clang-tidy ;;
+    valgrind) need valgrind ;;
     cross) need gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user ;;
     *)
-        echo "install_deps.sh: group '$group' is none of build, venv, test, python, clang, format, cross" >&2
+        echo "install_deps.sh: group '$group' is none of build, venv, test, python, clang, format," \
+            "analyze, valgrind, cross" >&2
         exit 2
         ;;
     esac

@@ -329,7 +329,7 @@ void mst_parallel_for(mst_pool *pool, int32_t max_threads, int32_t num_tasks, ms
     threads = threads < max_threads ? threads : max_threads;
     threads = threads < num_tasks ? threads : num_tasks;
     uint32_t generation = atomic_load_explicit(&fork_generation, memory_order_relaxed);
-    if (threads > 1 && try_own(pool, generation)) {
+    if (pool != NULL && threads > 1 && try_own(pool, generation)) {
         if (pool->generation != generation) {
             forget_workers(pool);
             start_workers(pool);

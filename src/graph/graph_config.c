@@ -311,9 +311,8 @@ static mstar_status fill_inputs(const mstar_graph_config *config, const int64_t 
 {
     for (; inputs->count < bs; inputs->count++) {
         mstar_node_input *input = &inputs->items[inputs->count];
-        MST_TRY(config->type == MSTAR_GRAPH_BASIC_BATCHED
-                    ? mstar_node_input_clone(&config->single, input)
-                    : make_packed_input(config, lengths[inputs->count], input));
+        MST_TRY(lengths == NULL ? mstar_node_input_clone(&config->single, input)
+                                : make_packed_input(config, lengths[inputs->count], input));
     }
     return MSTAR_OK;
 }

@@ -2,15 +2,17 @@
 # is done that could not be done by hand.
 #
 # JOBS    processes at once (default: the cores)      PREFIX  where `make install` puts things
-# SECONDS of `make fuzz`, in all
+# SECONDS of `make fuzz`, in all                      LAYOUTS, TEXTS of `make soak`
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 MODEL ?= build/models/all-MiniLM-L6-v2
 SAMPLES ?= examples/data/samples.txt
 SECONDS ?= 60
+LAYOUTS ?= 100000
+TEXTS ?= 100000
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help deps deps-build deps-venv deps-check build model wheel demo check asan asan-clang tsan fuzz aarch64 warnings layers docs-check faults-check \
+.PHONY: help deps deps-build deps-venv deps-check build model wheel demo check asan asan-clang tsan fuzz soak valgrind analyze aarch64 warnings layers docs-check faults-check abi-check \
 	bench bench-peers format format-check install clean venv
 
 help: ## this list
@@ -70,6 +72,28 @@ fuzz: deps-check ## run the fuzz targets for SECONDS in all (60)
 	@cmake --build --preset fuzz -j $(JOBS) --target fuzz_targets
 	@tests/fuzz/run_fuzz.py --seconds $(SECONDS)
 
+soak: deps-check model ## random LAYOUTS and mixed TEXTS (100000 each): no bit differs, memory flat
+	@cmake --preset release -DMSTAR_TESTS=ON >/dev/null
+	@cmake --build --preset release -j $(JOBS) --target soak_attention soak_texts
+	@build/release/soak/soak_attention $(LAYOUTS)
+	@build/release/soak/soak_texts build/models/all-MiniLM-L6-v2 $(TEXTS)
+
+# Up to AVX2, which valgrind can run; the other levels are the same bodies. Left out: tests that take
+# minutes there, and test_plan, which compares whole blocks, unused ends included.
+VALGRIND_TESTS := test_(alloc|arena|desc|dtype|json|layout|safetensors|folder|modules|lowercase|tokenizer|encoder_calls|attention_api|attention_known|ops_api)$$
+valgrind: deps-check ## unit tests of every layer under valgrind, on the scalar and AVX2 levels
+	@tools/install_deps.sh valgrind
+	@cmake --preset release -DMSTAR_TESTS=ON >/dev/null
+	@cmake --build --preset release -j $(JOBS)
+	@tests/valgrind/run_valgrind.sh build/release '$(VALGRIND_TESTS)' $(JOBS)
+
+# Without the kernels, whose intrinsics it does not know, and the program, where it does not see what
+# holds between fields of a struct.
+analyze: deps-check ## clang's static analyzer and likely faults over the library (.clang-tidy)
+	@tools/install_deps.sh analyze
+	@cmake --preset dev >/dev/null
+	@git ls-files 'src/*.c' ':!src/cpu/body_*' | xargs -P $(JOBS) -n 4 clang-tidy -p build/dev --quiet
+
 # In one process: the Python tests start the program or load the library, and find no more races.
 tsan: venv model ## the unit tests and examples under the thread sanitizer
 	@cmake --preset tsan >/dev/null
@@ -99,6 +123,9 @@ layers: ## check the layer order and the rules of the tree
 
 docs-check: ## compile the C of the docs, check their paths and tables
 	@python3 tools/check_docs.py
+
+abi-check: ## compare the public headers with the recorded binary interface
+	@python3 tools/check_abi.py
 
 faults-check: ## check that every known fault has a test, a benchmark or a reason
 	@python3 tools/check_faults.py

@@ -47,8 +47,8 @@ static size_t draw_text(test_random *random, char *text)
                                         "query",
                                         "2026",
                                         "caf\xc3\xa9",
-                                        "Stra\xc3\x9f"
-                                        "e",
+                                        ("Stra\xc3\x9f"
+                                         "e"),
                                         "e.g.",
                                         "unbelievable",
                                         "xqzt",

@@ -105,7 +105,7 @@ mst_attn_tile MST_FOR_ISA(mst_attn_tile_choose)(const mst_attn_shape *shape, int
     int64_t tiles = mst_max_i64(1, mst_ceil_div(lq, most));
     int64_t rows = mst_max_i64(1, mst_ceil_div(lq, tiles));
     int64_t work = rows * mst_min_i64(mst_max_i64(lk, 1), 4096);
-    int64_t heads = mst_min_i64(shape->num_kv_heads, mst_max_i64(1, 49152 / work));
+    int64_t heads = mst_min_i64(shape->num_kv_heads, mst_max_i64(1, MST_ATTN_ITEM_WORK / work));
     return (mst_attn_tile){(int32_t)rows, (int32_t)heads};
 }
 
@@ -143,35 +143,79 @@ static void next_place(const attn_tile *t, row_place *place)
         *place = (row_place){place->row + 1, t->head_first, t->heads};
 }
 
+/* One block of VF_LANES rows and n columns from column d on, transposed; rows may be missing. */
+static inline __attribute__((always_inline)) void transpose_block(const void *q,
+                                                                  const mstar_dtype dtype,
+                                                                  const int64_t *at, int rows,
+                                                                  int64_t d, const int n, vf *block)
+{
+    if (rows == VF_LANES) {
+#pragma GCC unroll 16
+        for (int i = 0; i < VF_LANES; i++)
+            block[i] = vf_load_any_n(q, dtype, at[i] + d, n);
+    } else {
+        for (int i = 0; i < VF_LANES; i++)
+            block[i] = i < rows ? vf_load_any_n(q, dtype, at[i] + d, n) : vf_zero();
+    }
+    vf_transpose(block);
+}
+
+/* Columns [d, d + n) of VF_LANES rows from row r on: to qt. */
+static inline __attribute__((always_inline)) void
+store_block(const attn_tile *t, int64_t r, int64_t d, const int n, const vf *block)
+{
+    if (t->pairs) {
+#pragma GCC unroll 8
+        for (int i = 0; i < n; i += 2)
+            vf_store(t->scratch.qt + (d + i) / 2 * TILE_ROWS + r,
+                     vf_pack_pairs(block[i], i + 1 < VF_LANES ? block[i + 1] : vf_zero()));
+    } else {
+#pragma GCC unroll 16
+        for (int i = 0; i < n; i++)
+            vf_store(t->scratch.qt + (d + i) * TILE_ROWS + r, block[i]);
+    }
+}
+
 /* qt[d][r] = Q[r][d]; lanes past the rows are 0. */
-static void load_queries(const attn_tile *t)
+static inline __attribute__((always_inline)) void transpose_queries(const attn_tile *t,
+                                                                    const mstar_dtype dtype)
 {
     const mst_attn_call *call = t->call;
     int64_t dim = call->shape->head_dim;
     row_place place = first_place(t);
     for (int64_t r = 0; r < t->lanes; r += VF_LANES) {
         int rows = vf_left(t->rows, r);
-        int64_t at[VF_LANES];
+        int64_t at[VF_LANES] = {0};
         for (int i = 0; i < rows; i++) {
             at[i] = place.row * call->q_row_stride + place.head * call->q_head_stride;
             next_place(t, &place);
         }
-        for (int64_t d = 0; d < dim; d += VF_LANES) {
-            int n = vf_left(dim, d);
-            vf block[VF_LANES];
-            for (int i = 0; i < VF_LANES; i++)
-                block[i] =
-                    i < rows ? vf_load_any_n(call->q, call->shape->dtype, at[i] + d, n) : vf_zero();
-            vf_transpose(block);
-            if (t->pairs) {
-                for (int i = 0; i < n; i += 2)
-                    vf_store(t->scratch.qt + (d + i) / 2 * TILE_ROWS + r,
-                             vf_pack_pairs(block[i], block[i + 1]));
-            } else {
-                for (int i = 0; i < n; i++)
-                    vf_store(t->scratch.qt + (d + i) * TILE_ROWS + r, block[i]);
-            }
+        vf block[VF_LANES];
+        int64_t d = 0;
+        for (; d + VF_LANES <= dim; d += VF_LANES) {
+            transpose_block(call->q, dtype, at, rows, d, VF_LANES, block);
+            store_block(t, r, d, VF_LANES, block);
         }
+        if (d < dim) {
+            transpose_block(call->q, dtype, at, rows, d, (int)(dim - d), block);
+            store_block(t, r, d, (int)(dim - d), block);
+        }
+    }
+}
+
+/* The same with the dtype chosen once, outside the loops. */
+static void load_queries(const attn_tile *t)
+{
+    switch (t->call->shape->dtype) {
+    case MSTAR_DTYPE_BF16:
+        transpose_queries(t, MSTAR_DTYPE_BF16);
+        break;
+    case MSTAR_DTYPE_F16:
+        transpose_queries(t, MSTAR_DTYPE_F16);
+        break;
+    default:
+        transpose_queries(t, MSTAR_DTYPE_F32);
+        break;
     }
 }
 
@@ -209,12 +253,42 @@ static void load_rows(const attn_tile *t, const void *data, int64_t at, int64_t 
     }
 }
 
+/* Where key `first` of the tile's head begins in k, and its value in v. */
+static int64_t row_of_keys(const attn_tile *t, int64_t first)
+{
+    return (t->k_first + first) * t->call->k_row_stride + t->kv_head * t->call->k_head_stride;
+}
+static int64_t row_of_values(const attn_tile *t, int64_t first)
+{
+    return (t->k_first + first) * t->call->v_row_stride + t->kv_head * t->call->v_head_stride;
+}
+
+/* Rows a multiple of this apart fall into one set of the first cache. */
+#define SET_BYTES 4096
+
+/*
+ * Few rows read keys and values once or twice, so that a copy would not pay: f32 is read where it
+ * lies. Values are read in whole vectors. The order of sums is the same.
+ */
+static bool keys_serve_in_place(const attn_tile *t)
+{
+    const mst_attn_call *call = t->call;
+    return call->shape->dtype == MSTAR_DTYPE_F32 && t->lanes <= 2 * VF_LANES &&
+           call->k_row_stride * (int64_t)sizeof(float) % SET_BYTES != 0;
+}
+static bool values_serve_in_place(const attn_tile *t)
+{
+    const mst_attn_call *call = t->call;
+    return call->shape->dtype == MSTAR_DTYPE_F32 && t->rows <= 2 * VF_ROWS &&
+           call->shape->head_dim % VF_LANES == 0;
+}
+
 /* n keys from first on: f32 in whole vectors, or bf16 pairs along D; zeros past D. */
 static void load_keys(const attn_tile *t, int64_t first, int64_t n)
 {
     const mst_attn_call *call = t->call;
     int64_t dim = call->shape->head_dim;
-    int64_t at = (t->k_first + first) * call->k_row_stride + t->kv_head * call->k_head_stride;
+    int64_t at = row_of_keys(t, first);
     if (!t->pairs) {
         load_rows(t, call->k, at, call->k_row_stride, n, t->scratch.k);
         return;
@@ -248,7 +322,7 @@ static void load_value_pairs(const attn_tile *t, int64_t at, int64_t n)
 static void load_values(const attn_tile *t, int64_t first, int64_t n)
 {
     const mst_attn_call *call = t->call;
-    int64_t at = (t->k_first + first) * call->v_row_stride + t->kv_head * call->v_head_stride;
+    int64_t at = row_of_values(t, first);
     if (t->pairs)
         load_value_pairs(t, at, n);
     else
@@ -260,7 +334,7 @@ static bool values_are_finite(const attn_tile *t, int64_t first, int64_t n)
 {
     const mst_attn_call *call = t->call;
     int64_t dim = call->shape->head_dim;
-    int64_t at = (t->k_first + first) * call->v_row_stride + t->kv_head * call->v_head_stride;
+    int64_t at = row_of_values(t, first);
     vf sum = vf_zero();
     for (int64_t j = 0; j < n; j++, at += call->v_row_stride) {
         for (int64_t d = 0; d < dim; d += VF_LANES)
@@ -357,7 +431,7 @@ static inline __attribute__((always_inline)) vf weigh(const float *s, vf scale, 
  * maxima and sums move on, keep says by what the output so far has to be scaled.
  */
 static inline __attribute__((always_inline)) void softmax_lanes(const attn_tile *t, int64_t r,
-                                                                int64_t n, vf scale,
+                                                                int64_t n, vf scale, bool first,
                                                                 const bool masked, const bool pairs)
 {
     float *s = t->scratch.s + r;
@@ -379,7 +453,7 @@ static inline __attribute__((always_inline)) void softmax_lanes(const attn_tile 
         }
         top = vf_max(x, top);
     }
-    vf before = vf_load(t->scratch.max + r);
+    vf before = first ? nothing : vf_load(t->scratch.max + r);
     vf now = vf_max(top, before);
     /* nothing seen yet: any finite shift gives weights of exactly 0 */
     vf shift = vf_select(vf_less_equal(now, nothing), vf_zero(), now);
@@ -399,25 +473,28 @@ static inline __attribute__((always_inline)) void softmax_lanes(const attn_tile 
         }
         vf_store(s + j / 2 * TILE_ROWS, vf_pack_pairs(p, next));
     }
-    vf keep = weight_of(before, shift);
-    vf_store(t->scratch.keep + r, keep);
     vf_store(t->scratch.max + r, now);
-    vf_store(t->scratch.sum + r, vf_fma(vf_load(t->scratch.sum + r), keep, sum));
+    if (!first) {
+        vf keep = weight_of(before, shift);
+        vf_store(t->scratch.keep + r, keep);
+        sum = vf_fma(vf_load(t->scratch.sum + r), keep, sum);
+    }
+    vf_store(t->scratch.sum + r, sum);
 }
 
-/* first_block: there is no output yet that would have to be scaled. */
+/* first_block: there are no maxima and sums yet, nor output that would have to be scaled. */
 static void softmax_block(const attn_tile *t, int64_t n, bool masked, bool first_block)
 {
     vf scale = vf_mul(vf_set1(t->call->shape->sm_scale), vf_set1(HALF_LOG2_E));
     for (int64_t r = 0; r < t->lanes; r += VF_LANES) {
         if (t->pairs && masked)
-            softmax_lanes(t, r, n, scale, true, true);
+            softmax_lanes(t, r, n, scale, first_block, true, true);
         else if (t->pairs)
-            softmax_lanes(t, r, n, scale, false, true);
+            softmax_lanes(t, r, n, scale, first_block, false, true);
         else if (masked)
-            softmax_lanes(t, r, n, scale, true, false);
+            softmax_lanes(t, r, n, scale, first_block, true, false);
         else
-            softmax_lanes(t, r, n, scale, false, false);
+            softmax_lanes(t, r, n, scale, first_block, false, false);
     }
     for (int64_t r = 0; r < t->rows && !first_block; r++) {
         float keep = t->scratch.keep[r];
@@ -440,8 +517,13 @@ static void add_values(const attn_tile *t, int64_t first, int64_t n, bool partly
                           .c_stride = t->stride,
                           .fresh = first_block};
     int order = MST_TILE_COLUMNS | (t->pairs ? MST_TILE_PAIRS : 0);
-    load_values(t, first, n);
     if (!partly || values_are_finite(t, first, n)) {
+        if (values_serve_in_place(t)) {
+            args.b = (const float *)t->call->v + row_of_values(t, first);
+            args.b_stride = t->call->v_row_stride;
+        } else {
+            load_values(t, first, n);
+        }
         mst_tile_all(args, order, t->rows, t->width);
         return;
     }
@@ -481,24 +563,57 @@ static float lse_of(float max, float sum)
     return (float)((double)max * (2.0 * LN_2) + log_f64(sum));
 }
 
-static void store_rows(const attn_tile *t)
+/* Rows of O over their sums, which keep holds as reciprocals. A row that saw nothing becomes 0. */
+static inline __attribute__((always_inline)) void divide_rows(const attn_tile *t,
+                                                              const mstar_dtype dtype)
 {
     const mst_attn_call *call = t->call;
     int64_t dim = call->shape->head_dim;
+    int64_t whole = dim / VF_LANES * VF_LANES;
     row_place place = first_place(t);
     for (int64_t r = 0; r < t->rows; r++, next_place(t, &place)) {
         int64_t at = place.row * call->out_row_stride + place.head * call->out_head_stride;
-        float sum = t->scratch.sum[r];
-        for (int64_t d = 0; d < dim; d += VF_LANES) {
-            vf o = vf_zero();
-            if (sum != 0.0f)
-                o = vf_div(vf_load(t->scratch.o + r * t->stride + d), vf_set1(sum));
-            vf_store_any_n(call->out, call->shape->dtype, at + d, o, vf_left(dim, d));
+        const float *o = t->scratch.o + r * t->stride;
+        bool seen = t->scratch.sum[r] != 0.0f;
+        vf scale = vf_set1(t->scratch.keep[r]);
+        int64_t d = 0;
+        for (; d < whole; d += VF_LANES) {
+            vf x = seen ? vf_mul(vf_load(o + d), scale) : vf_zero();
+            vf_store_any_n(call->out, dtype, at + d, x, VF_LANES);
         }
-        if (call->lse != NULL)
-            call->lse[place.row * call->lse_row_stride + place.head] =
-                lse_of(t->scratch.max[r], sum);
+        if (d < dim) {
+            vf x = seen ? vf_mul(vf_load(o + d), scale) : vf_zero();
+            vf_store_any_n(call->out, dtype, at + d, x, (int)(dim - d));
+        }
     }
+}
+
+static void store_lse(const attn_tile *t)
+{
+    const mst_attn_call *call = t->call;
+    row_place place = first_place(t);
+    for (int64_t r = 0; r < t->rows; r++, next_place(t, &place))
+        call->lse[place.row * call->lse_row_stride + place.head] =
+            lse_of(t->scratch.max[r], t->scratch.sum[r]);
+}
+
+static void store_rows(const attn_tile *t)
+{
+    for (int64_t r = 0; r < t->lanes; r += VF_LANES)
+        vf_store(t->scratch.keep + r, vf_div(vf_set1(1.0f), vf_load(t->scratch.sum + r)));
+    switch (t->call->shape->dtype) {
+    case MSTAR_DTYPE_BF16:
+        divide_rows(t, MSTAR_DTYPE_BF16);
+        break;
+    case MSTAR_DTYPE_F16:
+        divide_rows(t, MSTAR_DTYPE_F16);
+        break;
+    default:
+        divide_rows(t, MSTAR_DTYPE_F32);
+        break;
+    }
+    if (t->call->lse != NULL)
+        store_lse(t);
 }
 
 static void run_tile(attn_tile *t)
@@ -509,15 +624,12 @@ static void run_tile(attn_tile *t)
     t->lanes = mst_round_up(t->rows, VF_LANES);
     load_queries(t);
     find_visible(t);
-    for (int64_t r = 0; r < t->lanes; r++) {
-        t->scratch.max[r] = -INFINITY;
-        t->scratch.sum[r] = 0.0f;
-    }
+    if (t->item->kv_begin == t->item->kv_end)
+        memset(t->scratch.sum, 0, (size_t)t->lanes * sizeof(float));
     int64_t begin = t->item->kv_begin / BLOCK * BLOCK;
     for (int64_t first = begin; first < t->item->kv_end; first += BLOCK) {
         int64_t n = mst_min_i64(BLOCK, t->item->kv_end - first);
         bool partly = t->all_low > first || t->all_high < first + n;
-        load_keys(t, first, n);
         mst_tile_args scores = {.a = t->scratch.k,
                                 .a_stride = t->stride,
                                 .b = t->scratch.qt,
@@ -526,6 +638,12 @@ static void run_tile(attn_tile *t)
                                 .c = t->scratch.s,
                                 .c_stride = TILE_ROWS,
                                 .fresh = true};
+        if (keys_serve_in_place(t)) {
+            scores.a = (const float *)call->k + row_of_keys(t, first);
+            scores.a_stride = call->k_row_stride;
+        } else {
+            load_keys(t, first, n);
+        }
         mst_tile_all(scores, MST_TILE_ROWS | (t->pairs ? MST_TILE_PAIRS : 0), n, t->lanes);
         if (partly)
             place_block(t, first, n);
@@ -535,22 +653,62 @@ static void run_tile(attn_tile *t)
     store_rows(t);
 }
 
-/* The next head's rows are fetched while this one is computed: at a stride of all heads the
- * hardware does not see them coming. */
-static void fetch_head(const attn_tile *t, const void *data, int64_t first, int64_t rows,
-                       int64_t from_stride, int64_t at)
+/* ---- asking for what comes next ---- */
+
+/* Rows [first, first + rows) of heads [head, head + heads): a head's row is a few lines, and at a
+ * stride of all heads the hardware does not see them coming. */
+static void fetch_rows(const mst_attn_shape *shape, const void *data, int64_t first, int64_t rows,
+                       int64_t row_stride, int64_t head, int64_t heads, int64_t head_stride)
 {
-    size_t bytes = mstar_dtype_bytes(t->call->shape->dtype);
-    size_t row_bytes = (size_t)t->call->shape->head_dim * bytes;
-    for (int64_t j = 0; j < rows; j++) {
-        const char *row = (const char *)data + ((first + j) * from_stride + at) * (int64_t)bytes;
-        for (size_t i = 0; i < row_bytes; i += MST_CACHE_LINE)
-            __builtin_prefetch(row + i, 0, 2);
+    int64_t bytes = (int64_t)mstar_dtype_bytes(shape->dtype);
+    int64_t width = shape->head_dim * bytes;
+    if (head_stride == shape->head_dim) { /* one run of bytes */
+        width *= heads;
+        heads = 1;
+    }
+    for (int64_t j = first; j < first + rows; j++) {
+        const char *row = (const char *)data + (j * row_stride + head * head_stride) * bytes;
+        for (int64_t h = 0; h < heads; h++, row += head_stride * bytes) {
+            for (int64_t i = 0; i < width; i += MST_CACHE_LINE)
+                __builtin_prefetch(row + i, 0, 2);
+        }
     }
 }
 
+/* Part `part` of `parts` of an item's rows: of all its heads, or of the first of them. */
+static void fetch_item(const mst_attn_call *call, const mst_attn_item *item, int64_t part,
+                       int64_t parts, bool all_heads)
+{
+    const mst_attn_shape *shape = call->shape;
+    int64_t group = shape->num_qo_heads / shape->num_kv_heads;
+    int64_t heads = all_heads ? item->num_kv_heads : 1;
+    int64_t head = item->kv_head_begin;
+    int64_t keys = item->kv_end - item->kv_begin;
+    int64_t first = call->kv_offsets[item->segment] + item->kv_begin + keys * part / parts;
+    int64_t rows = keys * (part + 1) / parts - keys * part / parts;
+    fetch_rows(shape, call->k, first, rows, call->k_row_stride, head, heads, call->k_head_stride);
+    fetch_rows(shape, call->v, first, rows, call->v_row_stride, head, heads, call->v_head_stride);
+    first = call->q_offsets[item->segment] + item->q_begin + item->q_rows * part / parts;
+    rows = item->q_rows * (part + 1) / parts - item->q_rows * part / parts;
+    fetch_rows(shape, call->q, first, rows, call->q_row_stride, head * group, heads * group,
+               call->q_head_stride);
+    fetch_rows(shape, call->out, first, rows, call->out_row_stride, head * group, heads * group,
+               call->out_head_stride);
+}
+
+/* Bytes of an item that stay in the second cache while the item before it is computed. */
+#define FETCH_BYTES (256 * 1024)
+
+static bool fetched_whole(const mst_attn_shape *shape, const mst_attn_item *item)
+{
+    int64_t group = shape->num_qo_heads / shape->num_kv_heads;
+    int64_t rows = 2 * ((int64_t)item->kv_end - item->kv_begin) + 2 * group * item->q_rows;
+    return rows * item->num_kv_heads * shape->head_dim * (int64_t)mstar_dtype_bytes(shape->dtype) <=
+           FETCH_BYTES;
+}
+
 void MST_FOR_ISA(mst_attn_item_run)(const mst_attn_call *call, const mst_attn_item *item,
-                                    void *scratch)
+                                    const mst_attn_item *next, void *scratch)
 {
     const mst_attn_shape *shape = call->shape;
     attn_tile t = {.call = call,
@@ -567,19 +725,19 @@ void MST_FOR_ISA(mst_attn_item_run)(const mst_attn_call *call, const mst_attn_it
     t.lk = call->kv_offsets[item->segment + 1] - t.k_first;
     int32_t group = shape->num_qo_heads / shape->num_kv_heads;
     int32_t chunk = group_chunk(shape);
+    bool whole = fetched_whole(shape, item);
+    bool next_whole = next != NULL && fetched_whole(shape, next);
     for (int32_t i = 0; i < item->num_kv_heads; i++) {
         t.kv_head = item->kv_head_begin + i;
-        if (i + 1 < item->num_kv_heads && item->kv_end - item->kv_begin <= 256) {
-            int64_t keys = item->kv_end - item->kv_begin;
-            int64_t first = t.k_first + item->kv_begin;
-            fetch_head(&t, call->k, first, keys, call->k_row_stride,
-                       (t.kv_head + 1) * call->k_head_stride);
-            fetch_head(&t, call->v, first, keys, call->v_row_stride,
-                       (t.kv_head + 1) * call->v_head_stride);
-            if (group == 1)
-                fetch_head(&t, call->q, t.q_first + item->q_begin, item->q_rows, call->q_row_stride,
-                           (t.kv_head + 1) * call->q_head_stride);
+        if (!whole && i + 1 < item->num_kv_heads) {
+            mst_attn_item rest = *item;
+            rest.kv_head_begin = t.kv_head + 1;
+            fetch_item(call, &rest, 0, 1, false);
         }
+        if (next_whole)
+            fetch_item(call, next, i, item->num_kv_heads, true);
+        else if (next != NULL && i + 1 == item->num_kv_heads)
+            fetch_item(call, next, 0, 1, false);
         for (int32_t h = 0; h < group; h += chunk) {
             t.head_first = t.kv_head * group + h;
             t.heads = h + chunk <= group ? chunk : group - h;

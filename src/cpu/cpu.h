@@ -94,6 +94,13 @@ mstar_status mst_cpu_normalize(mstar_stream *stream, int64_t num_rows, int64_t w
 
 /* ---- pure functions -------------------------------------------------------------------------- */
 
+/*
+ * Whether a thread that begins an item takes the next one of the list as well, to ask for its rows
+ * early: where the item is short, and so many of the list are left from it on that no thread goes
+ * idle over it.
+ */
+bool mst_attn_takes_ahead(const mst_attn_item *item, int64_t items_left, int32_t threads);
+
 /* How a product of rows x panels is cut: a grid of row_parts x panel_parts tasks. */
 typedef struct mst_linear_grid {
     int64_t row_parts, panel_parts;

@@ -85,18 +85,38 @@ static void clear_rows(const mst_attn_call *call, int64_t begin, int64_t end)
     }
 }
 
-/* The list is ordered longest first; each task takes the next item until none is left, then clears
- * its part of the tail. */
+/* The next free item, or NULL. */
+static const mst_attn_item *take_item(mst_attn_job *job)
+{
+    int64_t i = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
+    return i < job->call.num_items ? &job->call.items[i] : NULL;
+}
+
+bool mst_attn_takes_ahead(const mst_attn_item *item, int64_t items_left, int32_t threads)
+{
+    int64_t keys = (int64_t)item->kv_end - item->kv_begin;
+    return items_left >= 8 * (int64_t)threads &&
+           (int64_t)item->q_rows * item->num_kv_heads <= MST_ATTN_ITEM_WORK / (keys + 1);
+}
+
+/*
+ * The list is ordered longest first; each task takes the next item until none is left, then clears
+ * its part of the tail. Of short items it takes the next before it computes one, so that its rows
+ * are in the cache by then.
+ */
 static void task(mst_launch *launch, int32_t index)
 {
     mst_attn_job *job = &launch->as.attn;
     const mst_attn_call *call = &job->call;
     unsigned char *scratch = (unsigned char *)call->scratch + job->scratch_bytes * (size_t)index;
-    for (;;) {
-        int64_t i = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
-        if (i >= call->num_items)
-            break;
-        job->kernels->attn_item(call, &call->items[i], scratch);
+    const mst_attn_item *next = NULL;
+    for (const mst_attn_item *item = take_item(job); item != NULL; item = next) {
+        int64_t left = call->items + call->num_items - item;
+        bool ahead = mst_attn_takes_ahead(item, left, launch->tasks);
+        next = ahead ? take_item(job) : NULL;
+        job->kernels->attn_item(call, item, next, scratch);
+        if (!ahead)
+            next = take_item(job);
     }
     int64_t begin, end;
     mst_cut(call->zero_end - call->zero_begin, 1, launch->tasks, index, &begin, &end);

@@ -30,6 +30,10 @@
 #define MST_FOR_EACH_ISA(X, more) X(SCALAR, scalar, more)
 #endif
 
+/* Rows x keys x kv heads of an item of attention that is worth its start; several heads share an
+ * item while it stays below. */
+#define MST_ATTN_ITEM_WORK 49152
+
 typedef struct mst_linear_work {
     const mst_linear_shape *shape;
     const void *packed;
@@ -54,7 +58,9 @@ typedef struct mst_kernels {
 
     size_t (*attn_scratch_bytes)(const mst_attn_shape *shape); /* of one thread */
     mst_attn_tile (*attn_tile)(const mst_attn_shape *shape, int64_t lq, int64_t lk);
-    void (*attn_item)(const mst_attn_call *call, const mst_attn_item *item, void *scratch);
+    /* next: what this thread will run after, to be asked for meanwhile; NULL when not known. */
+    void (*attn_item)(const mst_attn_call *call, const mst_attn_item *item,
+                      const mst_attn_item *next, void *scratch);
 
     int64_t linear_panel;                       /* columns of a panel */
     int64_t linear_tile;                        /* rows of a full register tile */

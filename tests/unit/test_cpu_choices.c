@@ -1,7 +1,8 @@
 /*
  * test_cpu_choices.c - the CPU backend's decisions, all pure functions: which level serves a
- * machine, how a product is cut into tasks and blocks, how a segment is cut into tiles. Properties
- * over random and extreme arguments; a failure prints what it takes to repeat it.
+ * machine, how a product is cut into tasks and blocks, how a segment is cut into tiles, when a
+ * thread takes work ahead. Properties over random and extreme arguments; a failure prints what it
+ * takes to repeat it.
  */
 #include <string.h>
 
@@ -269,7 +270,8 @@ static void check_tile(const char *isa, const mstar_device *device, const mst_at
     fits = fits && tiles == mst_ceil_div(lq, most);
     fits = fits && (tile.rows == 1 || mst_ceil_div(lq, tile.rows - 1) > tiles);
     /* several heads only while an item stays small */
-    fits = fits && (tile.heads == 1 || tile.heads * tile.rows * mst_min_i64(lk, 4096) <= 49152);
+    fits = fits && (tile.heads == 1 ||
+                    tile.heads * tile.rows * mst_min_i64(lk, 4096) <= MST_ATTN_ITEM_WORK);
     /* what a work list at its ceilings is sized by */
     fits = fits && tiles <= mst_ceil_div(lq, worst.rows);
     fits = fits && mst_ceil_div(shape->num_kv_heads, tile.heads) <=
@@ -307,6 +309,41 @@ static void tiles(void **state)
     }
 }
 
+/* Ahead of short items only, never of the last ones, and the shorter the sooner. */
+static void taking_ahead(void **state)
+{
+    (void)state;
+    check_rng rng = {15};
+    for (int round = 0; round < ROUNDS; round++) {
+        int64_t most = (int64_t)1 << check_integer(&rng, 1, 31);
+        mst_attn_item item = {.q_rows = (int32_t)check_integer(&rng, 1, 64),
+                              .kv_end = (int32_t)check_integer(&rng, 0, most - 1),
+                              .num_kv_heads = (int32_t)check_integer(&rng, 1, 40)};
+        item.kv_begin = (int32_t)check_integer(&rng, 0, item.kv_end);
+        int32_t threads = (int32_t)check_integer(&rng, 1, MST_MAX_THREADS);
+        int64_t left = check_integer(&rng, 1, most);
+        int64_t keys = (int64_t)item.kv_end - item.kv_begin;
+        bool ahead = mst_attn_takes_ahead(&item, left, threads);
+        bool short_item = item.q_rows * keys * item.num_kv_heads <= MST_ATTN_ITEM_WORK;
+        if (ahead && (!short_item || left < 8 * (int64_t)threads))
+            fail_msg("%d rows, %lld keys, %d heads, %lld left, %d threads: taken ahead",
+                     item.q_rows, (long long)keys, item.num_kv_heads, (long long)left, threads);
+        if (ahead) {
+            mst_attn_item shorter = item;
+            shorter.kv_end = item.kv_begin;
+            assert_true(mst_attn_takes_ahead(&shorter, left, threads));
+            assert_true(mst_attn_takes_ahead(&item, left + 1, threads));
+            assert_true(mst_attn_takes_ahead(&item, left, (threads + 1) / 2));
+        }
+    }
+    /* texts of 16 tokens and 12 heads, two threads: until 16 are left */
+    mst_attn_item text = {.q_rows = 16, .kv_end = 16, .num_kv_heads = 12};
+    assert_true(mst_attn_takes_ahead(&text, 16, 2));
+    assert_false(mst_attn_takes_ahead(&text, 15, 2));
+    mst_attn_item longest = {.q_rows = 64, .kv_end = INT32_MAX, .num_kv_heads = 1};
+    assert_false(mst_attn_takes_ahead(&longest, INT64_MAX, 1));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -317,6 +354,7 @@ int main(void)
         cmocka_unit_test(splits),
         cmocka_unit_test(row_blocks),
         cmocka_unit_test(tiles),
+        cmocka_unit_test(taking_ahead),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

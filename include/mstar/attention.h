@@ -32,10 +32,10 @@
  *
  * Numerics: products and sums in f32, online softmax over key blocks counted from the segment's
  * first key (Milakov and Gimelshein 2018, Rabe and Staats 2021), the result rounded once to q's
- * dtype. bf16 and f16 inputs are widened exactly; where the kernel multiplies pairs of bf16 (level
- * avx512bf16), bf16 inputs below 2^-126 count as 0 and each weight is rounded to bf16 before it
- * meets v, the sum of weights being taken before. Masking is by selection: a NaN or infinity
- * outside a segment, or on a key that a row does not see, never reaches that row.
+ * dtype. bf16 and f16 inputs are widened exactly; where the kernel multiplies pairs of bf16
+ * (levels avx512bf16 and amx), bf16 inputs below 2^-126 count as 0 and each weight is rounded to
+ * bf16 before it meets v, the sum of weights being taken before. Masking is by selection: a NaN or
+ * infinity outside a segment, or on a key that a row does not see, never reaches that row.
  */
 #ifndef MSTAR_ATTENTION_H
 #define MSTAR_ATTENTION_H

@@ -13,9 +13,12 @@
  *
  * Weights are 2^(s - max) with s = q.k * sm_scale * log2 e, so that the largest weighs exactly 1. s
  * is kept halved: any score that f32 holds stays finite.
- * Where the ISA multiplies pairs of bf16 (ATTN_PAIRS), bf16 inputs stay bf16: Q, K and V are laid
- * out in pairs (along D for S, along keys for O), weights are rounded to bf16 for O += P V, and
- * their sum is taken before rounding. Elsewhere, and for f16, inputs are widened exactly.
+ *
+ * Where the ISA multiplies pairs of bf16 (VF_PAIRS), bf16 inputs stay bf16: Q, K and V are laid out
+ * in pairs (along D for S, along keys for O), weights are rounded to bf16 for O += P V, and their
+ * sum is taken before rounding. With tile registers (AMX_TILES) the same layouts feed tiles of
+ * 16 x 16 sums: S^T is K, read where it lies, times Q in pairs; for O += P V the weights are turned
+ * to rows. Elsewhere, and for f16, inputs are widened exactly.
  *
  * Masking is by selection on key indices: invisible scores become -inf before the maximum and weigh
  * exactly 0. Since 0 * NaN is NaN, a block that some row sees only partly is checked for values of
@@ -24,6 +27,7 @@
 #include <math.h>
 
 #include "cpu/body.h"
+#include "cpu/simd/amx.h"
 #include "cpu/simd/tile.h"
 #include "cpu/simd/vmath.h"
 
@@ -36,22 +40,25 @@
 #else
 #define BLOCK 64
 #endif
-/* Processors with AMX have vdpbf16ps at half the rate of f32 multiply-adds or less (a Xeon with 16
- * cores: 87 GFLOP/s against 172): widening is faster there. */
-#if defined(MST_ISA_AMX)
-#define ATTN_PAIRS 0
+/* The same for bf16 on tile registers: a step costs O a way to memory and back, so it is long. */
+#if AMX_TILES
+#define TILE_BLOCK 128
 #else
-#define ATTN_PAIRS VF_PAIRS
+#define TILE_BLOCK BLOCK
 #endif
+#define MAX_BLOCK (TILE_BLOCK > BLOCK ? TILE_BLOCK : BLOCK)
+/* Pairs of weights of a row, and a line off a power of two. */
+#define WEIGHTS_STRIDE (TILE_BLOCK / 2 + 16)
 #define HALF_LOG2_E 0.7213475204444817f
 #define LN_2 0.69314718055994531
 
 typedef struct attn_scratch {
     float *qt;                      /* [D][TILE_ROWS] */
-    float *k;                       /* [BLOCK][k_stride] */
-    float *v;                       /* [BLOCK][v_stride] */
-    float *s;                       /* [BLOCK][TILE_ROWS], scores and then weights */
-    float *o;                       /* [TILE_ROWS][v_stride] */
+    float *k;                       /* [MAX_BLOCK][stride] */
+    float *v;                       /* [MAX_BLOCK][stride] */
+    float *s;                       /* [MAX_BLOCK][TILE_ROWS], scores and then weights */
+    float *p;                       /* [TILE_ROWS][WEIGHTS_STRIDE], weights by rows; for tiles */
+    float *o;                       /* [TILE_ROWS][stride] */
     float *max, *sum, *keep;        /* [TILE_ROWS]; max in units of 2 log 2 */
     float *low, *high;              /* visible keys of a row within the block: [low, high) */
     int64_t *first_seen, *end_seen; /* and within the segment */
@@ -66,10 +73,12 @@ static int64_t row_stride(const mst_attn_shape *shape)
 static void lay_out(mst_arena *arena, const mst_attn_shape *shape, attn_scratch *scratch)
 {
     int64_t stride = row_stride(shape);
-    scratch->qt = mst_arena_take(arena, (int64_t)shape->head_dim * TILE_ROWS, sizeof(float));
-    scratch->k = mst_arena_take(arena, BLOCK * stride, sizeof(float));
-    scratch->v = mst_arena_take(arena, BLOCK * stride, sizeof(float));
-    scratch->s = mst_arena_take(arena, BLOCK * TILE_ROWS, sizeof(float));
+    int64_t depth = mst_round_up(shape->head_dim, 16);
+    scratch->qt = mst_arena_take(arena, depth * TILE_ROWS, sizeof(float));
+    scratch->k = mst_arena_take(arena, MAX_BLOCK * stride, sizeof(float));
+    scratch->v = mst_arena_take(arena, MAX_BLOCK * stride, sizeof(float));
+    scratch->s = mst_arena_take(arena, MAX_BLOCK * TILE_ROWS, sizeof(float));
+    scratch->p = mst_arena_take(arena, AMX_TILES * TILE_ROWS * WEIGHTS_STRIDE, sizeof(float));
     scratch->o = mst_arena_take(arena, TILE_ROWS * stride, sizeof(float));
     scratch->max = mst_arena_take(arena, TILE_ROWS, sizeof(float));
     scratch->sum = mst_arena_take(arena, TILE_ROWS, sizeof(float));
@@ -121,7 +130,9 @@ typedef struct attn_tile {
     int64_t lanes;             /* rows, rounded up to whole vectors */
     int64_t stride, width;     /* of rows in scratch; columns of D in whole vectors */
     int64_t all_low, all_high; /* keys that every row sees */
+    int64_t block;             /* keys of a step */
     bool pairs;                /* bf16 in pairs */
+    bool tiles;                /* and on tile registers */
 } attn_tile;
 
 /* Row r of the tile is query row q_begin + r / heads of head head_first + r % heads; a place walks
@@ -203,9 +214,11 @@ static inline __attribute__((always_inline)) void transpose_queries(const attn_t
     }
 }
 
-/* The same with the dtype chosen once, outside the loops. */
+/* The same with the dtype chosen once, outside the loops. Tiles find zeros past D. */
 static void load_queries(const attn_tile *t)
 {
+    for (int64_t d = mst_ceil_div(t->call->shape->head_dim, 2); t->tiles && d % 16 != 0; d++)
+        memset(t->scratch.qt + d * TILE_ROWS, 0, (size_t)t->lanes * sizeof(float));
     switch (t->call->shape->dtype) {
     case MSTAR_DTYPE_BF16:
         transpose_queries(t, MSTAR_DTYPE_BF16);
@@ -293,14 +306,16 @@ static void load_keys(const attn_tile *t, int64_t first, int64_t n)
         load_rows(t, call->k, at, call->k_row_stride, n, t->scratch.k);
         return;
     }
+    int64_t whole = t->tiles ? mst_round_up(dim, 32) : mst_round_up(dim, 2);
     for (int64_t j = 0; j < n; j++, at += call->k_row_stride) {
-        float *to = t->scratch.k + j * t->stride;
-        to[(dim - 1) / 2] = 0.0f;
-        memcpy(to, (const uint16_t *)call->k + at, (size_t)dim * sizeof(uint16_t));
+        uint16_t *to = (uint16_t *)(void *)(t->scratch.k + j * t->stride);
+        memcpy(to, (const uint16_t *)call->k + at, (size_t)dim * sizeof *to);
+        memset(to + dim, 0, (size_t)(whole - dim) * sizeof *to);
     }
 }
 
-/* Rows j and j + 1 of V as pairs, for all even j below n; the row past an odd n is zeros. */
+/* Rows j and j + 1 of V as pairs, for all even j below n; the row past an odd n is zeros, and for
+ * tiles all pairs up to a whole tile. */
 static void load_value_pairs(const attn_tile *t, int64_t at, int64_t n)
 {
     const mst_attn_call *call = t->call;
@@ -316,6 +331,8 @@ static void load_value_pairs(const attn_tile *t, int64_t at, int64_t n)
             vf_store(to + d, vf_pack_pairs(x, y));
         }
     }
+    for (int64_t j = mst_ceil_div(n, 2); t->tiles && j % 16 != 0; j++)
+        memset(t->scratch.v + j * t->stride, 0, (size_t)t->width * sizeof(float));
 }
 
 /* n values from first on: f32, or bf16 pairs along keys; zeros past D. */
@@ -426,6 +443,20 @@ static inline __attribute__((always_inline)) vf weigh(const float *s, vf scale, 
     return weight_of(x, shift);
 }
 
+/* The scaled score of key j, -inf where it is not in [low, high). Masked scores are put back. */
+static inline __attribute__((always_inline)) vf scale_score(float *s, int64_t j, vf scale, vf low,
+                                                            vf high, const bool masked)
+{
+    vf x = vf_mul(vf_load(s + j * TILE_ROWS), scale);
+    if (masked) {
+        vf place = vf_set1((float)j);
+        vm seen = vm_and(vf_less_equal(low, place), vf_less(place, high));
+        x = vf_select(seen, x, vf_set1(-INFINITY));
+        vf_store(s + j * TILE_ROWS, x);
+    }
+    return x;
+}
+
 /*
  * One online softmax step of VF_LANES rows from row r on over n keys: scores in s become weights,
  * maxima and sums move on, keep says by what the output so far has to be scaled.
@@ -442,23 +473,23 @@ static inline __attribute__((always_inline)) void softmax_lanes(const attn_tile 
         low = vf_load(t->scratch.low + r);
         high = vf_load(t->scratch.high + r);
     }
-    vf top = nothing;
-    for (int64_t j = 0; j < n; j++) {
-        vf x = vf_mul(vf_load(s + j * TILE_ROWS), scale);
-        if (masked) {
-            vf place = vf_set1((float)j);
-            vm seen = vm_and(vf_less_equal(low, place), vf_less(place, high));
-            x = vf_select(seen, x, nothing);
-            vf_store(s + j * TILE_ROWS, x);
-        }
-        top = vf_max(x, top);
+    /* four chains, so that none waits for the last maximum: it is the same in any order */
+    vf tops[4] = {nothing, nothing, nothing, nothing};
+    int64_t j = 0;
+    for (; j + 4 <= n; j += 4) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++)
+            tops[i] = vf_max(scale_score(s, j + i, scale, low, high, masked), tops[i]);
     }
+    for (; j < n; j++)
+        tops[0] = vf_max(scale_score(s, j, scale, low, high, masked), tops[0]);
+    vf top = vf_max(vf_max(tops[0], tops[1]), vf_max(tops[2], tops[3]));
     vf before = first ? nothing : vf_load(t->scratch.max + r);
     vf now = vf_max(top, before);
     /* nothing seen yet: any finite shift gives weights of exactly 0 */
     vf shift = vf_select(vf_less_equal(now, nothing), vf_zero(), now);
     vf sum = vf_zero();
-    for (int64_t j = 0; j < n; j++) {
+    for (j = 0; j < n; j++) {
         vf p = weigh(s + j * TILE_ROWS, scale, shift, masked);
         sum = vf_add(sum, p);
         if (!pairs) {
@@ -506,34 +537,252 @@ static void softmax_block(const attn_tile *t, int64_t n, bool masked, bool first
     }
 }
 
-static void add_values(const attn_tile *t, int64_t first, int64_t n, bool partly, bool first_block)
+#if AMX_TILES
+
+/*
+ * S^T = K Q^T, 32 keys by 32 queries at a time. Whole tiles of keys may lie anywhere, `keys` and
+ * `key_bytes` apart; from key `copied` on they are in scratch.
+ */
+static void score_tiles(const attn_tile *t, const void *keys, size_t key_bytes, int64_t copied,
+                        int64_t n)
 {
-    mst_tile_args args = {.a = t->scratch.s,
-                          .a_stride = TILE_ROWS,
-                          .b = t->scratch.v,
-                          .b_stride = t->stride,
-                          .depth = t->pairs ? mst_ceil_div(n, 2) : n,
-                          .c = t->scratch.o,
-                          .c_stride = t->stride,
-                          .fresh = first_block};
-    int order = MST_TILE_COLUMNS | (t->pairs ? MST_TILE_PAIRS : 0);
-    if (!partly || values_are_finite(t, first, n)) {
-        if (values_serve_in_place(t)) {
-            args.b = (const float *)t->call->v + row_of_values(t, first);
-            args.b_stride = t->call->v_row_stride;
-        } else {
-            load_values(t, first, n);
+    const size_t q_bytes = TILE_ROWS * sizeof(float);
+    int64_t steps = mst_ceil_div(t->call->shape->head_dim, 32);
+    amx_after_stores();
+    for (int64_t j = 0; j < n; j += 32) {
+        bool two = j + 16 < n;
+        const char *k[2];
+        size_t k_bytes[2];
+        for (int i = 0; i < 2; i++) {
+            bool in_place = j + i * 16 < copied;
+            k_bytes[i] = in_place ? key_bytes : (size_t)t->stride * sizeof(float);
+            k[i] = (in_place ? (const char *)keys : (const char *)t->scratch.k) +
+                   (size_t)(j + i * 16) * k_bytes[i];
         }
-        mst_tile_all(args, order, t->rows, t->width);
+        for (int64_t r = 0; r < t->lanes; r += 32) {
+            bool wide = r + 16 < t->lanes;
+            const float *q = t->scratch.qt + r;
+            float *s = t->scratch.s + j * TILE_ROWS + r;
+            amx_zero(0);
+            amx_zero(1);
+            amx_zero(2);
+            amx_zero(3);
+            for (int64_t d = 0; d < steps; d++, q += 16 * TILE_ROWS) {
+                amx_load(4, k[0] + d * 64, k_bytes[0]);
+                amx_load(6, q, q_bytes);
+                amx_dot(0, 4, 6);
+                if (wide) {
+                    amx_load(7, q + 16, q_bytes);
+                    amx_dot(1, 4, 7);
+                }
+                if (two) {
+                    amx_load(5, k[1] + d * 64, k_bytes[1]);
+                    amx_dot(2, 5, 6);
+                    if (wide)
+                        amx_dot(3, 5, 7);
+                }
+            }
+            amx_store(0, s, q_bytes);
+            if (wide)
+                amx_store(1, s + 16, q_bytes);
+            if (two)
+                amx_store(2, s + 16 * TILE_ROWS, q_bytes);
+            if (two && wide)
+                amx_store(3, s + 16 * TILE_ROWS + 16, q_bytes);
+        }
+    }
+}
+
+/* Keys stay where they lie if their rows are whole lines of pairs, but for what is left of a tile
+ * of 16: nothing past the segment is read. */
+static void scores_on_tiles(const attn_tile *t, int64_t first, int64_t n)
+{
+    const mst_attn_call *call = t->call;
+    size_t key_bytes = (size_t)call->k_row_stride * sizeof(uint16_t);
+    bool in_place = call->shape->head_dim % 32 == 0 && key_bytes % SET_BYTES != 0;
+    int64_t copied = in_place ? n / 16 * 16 : 0;
+    if (copied < n) {
+        attn_tile rest = *t;
+        rest.scratch.k += copied * t->stride;
+        load_keys(&rest, first + copied, n - copied);
+    }
+    score_tiles(t, (const uint16_t *)call->k + row_of_keys(t, first), key_bytes, copied, n);
+}
+
+/* Weights of n keys, pairs of keys by rows of queries as tiles want them; zeros up to a whole tile
+ * of pairs. */
+static void turn_weights(const attn_tile *t, int64_t n)
+{
+    int64_t pairs = mst_ceil_div(n, 2);
+    for (int64_t r = 0; r < t->lanes; r += VF_LANES) {
+        for (int64_t j = 0; j < pairs; j += VF_LANES) {
+            vf block[VF_LANES];
+#pragma GCC unroll 16
+            for (int i = 0; i < VF_LANES; i++)
+                block[i] =
+                    j + i < pairs ? vf_load(t->scratch.s + (j + i) * TILE_ROWS + r) : vf_zero();
+            vf_transpose(block);
+#pragma GCC unroll 16
+            for (int i = 0; i < VF_LANES; i++)
+                vf_store(t->scratch.p + (r + i) * WEIGHTS_STRIDE + j, block[i]);
+        }
+    }
+}
+
+/* o (+)= P V for up to 32 rows of weights at p, n keys. */
+static void weigh_tiles(const attn_tile *t, const float *p, float *o, bool two, int64_t n,
+                        bool fresh)
+{
+    const size_t p_bytes = WEIGHTS_STRIDE * sizeof(float);
+    const size_t bytes = (size_t)t->stride * sizeof(float);
+    amx_after_stores();
+    for (int64_t d = 0; d < t->width; d += 32) {
+        bool wide = d + 16 < t->width;
+        const float *v = t->scratch.v + d;
+        float *c = o + d;
+        if (fresh) {
+            amx_zero(0);
+            amx_zero(1);
+            amx_zero(2);
+            amx_zero(3);
+        } else {
+            amx_load(0, c, bytes);
+            if (wide)
+                amx_load(1, c + 16, bytes);
+            if (two)
+                amx_load(2, c + 16 * t->stride, bytes);
+            if (two && wide)
+                amx_load(3, c + 16 * t->stride + 16, bytes);
+        }
+        for (int64_t j = 0; j < n; j += 32, v += 16 * t->stride) {
+            amx_load(4, p + j / 2, p_bytes);
+            amx_load(6, v, bytes);
+            amx_dot(0, 4, 6);
+            if (wide) {
+                amx_load(7, v + 16, bytes);
+                amx_dot(1, 4, 7);
+            }
+            if (two) {
+                amx_load(5, p + 16 * WEIGHTS_STRIDE + j / 2, p_bytes);
+                amx_dot(2, 5, 6);
+                if (wide)
+                    amx_dot(3, 5, 7);
+            }
+        }
+        amx_store(0, c, bytes);
+        if (wide)
+            amx_store(1, c + 16, bytes);
+        if (two)
+            amx_store(2, c + 16 * t->stride, bytes);
+        if (two && wide)
+            amx_store(3, c + 16 * t->stride + 16, bytes);
+    }
+}
+
+/* One row alone: its tile runs in a copy, in the place of K, of which only that row is kept. */
+static void add_row_on_tiles(const attn_tile *t, int64_t r, int64_t n, bool fresh)
+{
+    size_t bytes = (size_t)t->width * sizeof(float);
+    float *copy = t->scratch.k + r % 16 * t->stride;
+    memcpy(copy, t->scratch.o + r * t->stride, bytes);
+    weigh_tiles(t, t->scratch.p + r / 16 * 16 * WEIGHTS_STRIDE, t->scratch.k, false, n, fresh);
+    memcpy(t->scratch.o + r * t->stride, copy, bytes);
+}
+
+static void add_rows_on_tiles(const attn_tile *t, int64_t n, bool fresh)
+{
+    for (int64_t r = 0; r < t->rows; r += 32)
+        weigh_tiles(t, t->scratch.p + r * WEIGHTS_STRIDE, t->scratch.o + r * t->stride,
+                    r + 16 < t->rows, n, fresh);
+}
+
+#else
+
+static void scores_on_tiles(const attn_tile *t, int64_t first, int64_t n)
+{
+    (void)t, (void)first, (void)n;
+}
+static void turn_weights(const attn_tile *t, int64_t n)
+{
+    (void)t, (void)n;
+}
+static void add_row_on_tiles(const attn_tile *t, int64_t r, int64_t n, bool fresh)
+{
+    (void)t, (void)r, (void)n, (void)fresh;
+}
+static void add_rows_on_tiles(const attn_tile *t, int64_t n, bool fresh)
+{
+    (void)t, (void)n, (void)fresh;
+}
+
+#endif
+
+/* S^T of n keys from first on. */
+static void find_scores(const attn_tile *t, int64_t first, int64_t n)
+{
+    const mst_attn_call *call = t->call;
+    int64_t dim = call->shape->head_dim;
+    if (t->tiles) {
+        scores_on_tiles(t, first, n);
         return;
     }
-    for (int64_t r = 0; r < t->rows; r++) {
+    mst_tile_args args = {.a = t->scratch.k,
+                          .a_stride = t->stride,
+                          .b = t->scratch.qt,
+                          .b_stride = TILE_ROWS,
+                          .depth = t->pairs ? mst_ceil_div(dim, 2) : dim,
+                          .c = t->scratch.s,
+                          .c_stride = TILE_ROWS,
+                          .fresh = true};
+    if (keys_serve_in_place(t)) {
+        args.a = (const float *)call->k + row_of_keys(t, first);
+        args.a_stride = call->k_row_stride;
+    } else {
+        load_keys(t, first, n);
+    }
+    mst_tile_all(args, MST_TILE_ROWS | (t->pairs ? MST_TILE_PAIRS : 0), n, t->lanes);
+}
+
+/* O += P V over loaded values, or those at v: all rows, or row `only` where it is not negative. */
+static void multiply_values(const attn_tile *t, const float *v, int64_t v_stride, int64_t n,
+                            int64_t only, bool fresh)
+{
+    if (t->tiles) {
+        if (only < 0)
+            add_rows_on_tiles(t, n, fresh);
+        else
+            add_row_on_tiles(t, only, n, fresh);
+        return;
+    }
+    int64_t row = only < 0 ? 0 : only;
+    mst_tile_args args = {.a = t->scratch.s + row,
+                          .a_stride = TILE_ROWS,
+                          .b = v,
+                          .b_stride = v_stride,
+                          .depth = t->pairs ? mst_ceil_div(n, 2) : n,
+                          .c = t->scratch.o + row * t->stride,
+                          .c_stride = t->stride,
+                          .fresh = fresh};
+    mst_tile_all(args, MST_TILE_COLUMNS | (t->pairs ? MST_TILE_PAIRS : 0), only < 0 ? t->rows : 1,
+                 t->width);
+}
+
+static void add_values(const attn_tile *t, int64_t first, int64_t n, bool partly, bool fresh)
+{
+    if (t->tiles)
+        turn_weights(t, n);
+    if (partly && !values_are_finite(t, first, n)) {
+        for (int64_t r = 0; r < t->rows; r++) {
+            load_values(t, first, n);
+            hide_values(t, n, (int64_t)t->scratch.low[r], (int64_t)t->scratch.high[r]);
+            multiply_values(t, t->scratch.v, t->stride, n, r, fresh);
+        }
+    } else if (values_serve_in_place(t)) {
+        multiply_values(t, (const float *)t->call->v + row_of_values(t, first),
+                        t->call->v_row_stride, n, -1, fresh);
+    } else {
         load_values(t, first, n);
-        hide_values(t, n, (int64_t)t->scratch.low[r], (int64_t)t->scratch.high[r]);
-        mst_tile_args row = args;
-        row.a += r;
-        row.c += r * t->stride;
-        mst_tile_all(row, order, 1, t->width);
+        multiply_values(t, t->scratch.v, t->stride, n, -1, fresh);
     }
 }
 
@@ -618,33 +867,17 @@ static void store_rows(const attn_tile *t)
 
 static void run_tile(attn_tile *t)
 {
-    const mst_attn_call *call = t->call;
-    int64_t dim = call->shape->head_dim;
     t->rows = (int64_t)t->item->q_rows * t->heads;
     t->lanes = mst_round_up(t->rows, VF_LANES);
     load_queries(t);
     find_visible(t);
     if (t->item->kv_begin == t->item->kv_end)
         memset(t->scratch.sum, 0, (size_t)t->lanes * sizeof(float));
-    int64_t begin = t->item->kv_begin / BLOCK * BLOCK;
-    for (int64_t first = begin; first < t->item->kv_end; first += BLOCK) {
-        int64_t n = mst_min_i64(BLOCK, t->item->kv_end - first);
+    int64_t begin = t->item->kv_begin / t->block * t->block;
+    for (int64_t first = begin; first < t->item->kv_end; first += t->block) {
+        int64_t n = mst_min_i64(t->block, t->item->kv_end - first);
         bool partly = t->all_low > first || t->all_high < first + n;
-        mst_tile_args scores = {.a = t->scratch.k,
-                                .a_stride = t->stride,
-                                .b = t->scratch.qt,
-                                .b_stride = TILE_ROWS,
-                                .depth = t->pairs ? mst_ceil_div(dim, 2) : dim,
-                                .c = t->scratch.s,
-                                .c_stride = TILE_ROWS,
-                                .fresh = true};
-        if (keys_serve_in_place(t)) {
-            scores.a = (const float *)call->k + row_of_keys(t, first);
-            scores.a_stride = call->k_row_stride;
-        } else {
-            load_keys(t, first, n);
-        }
-        mst_tile_all(scores, MST_TILE_ROWS | (t->pairs ? MST_TILE_PAIRS : 0), n, t->lanes);
+        find_scores(t, first, n);
         if (partly)
             place_block(t, first, n);
         softmax_block(t, n, partly, first == begin);
@@ -696,15 +929,17 @@ static void fetch_item(const mst_attn_call *call, const mst_attn_item *item, int
                call->out_head_stride);
 }
 
-/* Bytes of an item that stay in the second cache while the item before it is computed. */
+/* Bytes of an item that stay in the second cache while the item before it is computed, and how many
+ * are asked for at once. */
 #define FETCH_BYTES (256 * 1024)
+#define FETCH_BURST (32 * 1024)
 
 static bool fetched_whole(const mst_attn_shape *shape, const mst_attn_item *item)
 {
     int64_t group = shape->num_qo_heads / shape->num_kv_heads;
     int64_t rows = 2 * ((int64_t)item->kv_end - item->kv_begin) + 2 * group * item->q_rows;
-    return rows * item->num_kv_heads * shape->head_dim * (int64_t)mstar_dtype_bytes(shape->dtype) <=
-           FETCH_BYTES;
+    int64_t burst = rows * shape->head_dim * (int64_t)mstar_dtype_bytes(shape->dtype);
+    return burst <= FETCH_BURST && burst * item->num_kv_heads <= FETCH_BYTES;
 }
 
 void MST_FOR_ISA(mst_attn_item_run)(const mst_attn_call *call, const mst_attn_item *item,
@@ -715,7 +950,9 @@ void MST_FOR_ISA(mst_attn_item_run)(const mst_attn_call *call, const mst_attn_it
                    .item = item,
                    .stride = row_stride(shape),
                    .width = mst_round_up(shape->head_dim, VF_LANES),
-                   .pairs = ATTN_PAIRS && shape->dtype == MSTAR_DTYPE_BF16};
+                   .pairs = VF_PAIRS && shape->dtype == MSTAR_DTYPE_BF16,
+                   .tiles = AMX_TILES && shape->dtype == MSTAR_DTYPE_BF16};
+    t.block = t.tiles ? TILE_BLOCK : BLOCK;
     mst_arena arena;
     mst_arena_over(&arena, scratch, SIZE_MAX);
     lay_out(&arena, shape, &t.scratch);
@@ -725,23 +962,28 @@ void MST_FOR_ISA(mst_attn_item_run)(const mst_attn_call *call, const mst_attn_it
     t.lk = call->kv_offsets[item->segment + 1] - t.k_first;
     int32_t group = shape->num_qo_heads / shape->num_kv_heads;
     int32_t chunk = group_chunk(shape);
-    bool whole = fetched_whole(shape, item);
-    bool next_whole = next != NULL && fetched_whole(shape, next);
+    if (t.tiles)
+        amx_open();
+    /* no more than the cache holds, and no keys that this item reads itself: asking for what is
+       there is not free either */
+    bool next_head = !fetched_whole(shape, item) && item->kv_end - item->kv_begin <= 256;
+    bool next_item = next != NULL && fetched_whole(shape, next) &&
+                     (next->segment != item->segment || next->kv_head_begin != item->kv_head_begin);
     for (int32_t i = 0; i < item->num_kv_heads; i++) {
         t.kv_head = item->kv_head_begin + i;
-        if (!whole && i + 1 < item->num_kv_heads) {
+        if (next_head && i + 1 < item->num_kv_heads) {
             mst_attn_item rest = *item;
             rest.kv_head_begin = t.kv_head + 1;
             fetch_item(call, &rest, 0, 1, false);
         }
-        if (next_whole)
+        if (next_item)
             fetch_item(call, next, i, item->num_kv_heads, true);
-        else if (next != NULL && i + 1 == item->num_kv_heads)
-            fetch_item(call, next, 0, 1, false);
         for (int32_t h = 0; h < group; h += chunk) {
             t.head_first = t.kv_head * group + h;
             t.heads = h + chunk <= group ? chunk : group - h;
             run_tile(&t);
         }
     }
+    if (t.tiles)
+        amx_close();
 }

@@ -12,6 +12,7 @@
 
 #include "cpu/linear_few.h"
 #include "cpu/linear_finish.h"
+#include "cpu/simd/amx.h"
 #include "cpu/simd/tile.h"
 
 #define PANEL MST_LINEAR_PANEL
@@ -93,30 +94,6 @@ static void round_x(const mst_linear_work *work, int64_t row, int rows, int64_t 
 
 #if defined(MST_ISA_AMX)
 
-typedef struct tile_config {
-    uint8_t palette;
-    uint8_t start_row;
-    uint8_t reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} tile_config;
-_Static_assert(sizeof(tile_config) == 64, "the layout that ldtilecfg reads");
-
-static void open_tiles(void)
-{
-    tile_config config = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        config.row_bytes[i] = 64;
-        config.rows[i] = 16;
-    }
-    _tile_loadconfig(&config);
-}
-
-static void close_tiles(void)
-{
-    _tile_release();
-}
-
 /* Two by two tiles of 16 x 16 sums: rows of x 0-15 and 16-31, columns 0-15 and 16-31. */
 static void dot_tile(const uint16_t *a, int64_t a_stride, const uint16_t *b, int64_t depth,
                      float *c, int rows, bool fresh)
@@ -125,34 +102,35 @@ static void dot_tile(const uint16_t *a, int64_t a_stride, const uint16_t *b, int
     const size_t a_bytes = (size_t)a_stride * sizeof(uint16_t);
     const size_t b_bytes = 2 * PANEL * sizeof(uint16_t);
     bool two = rows > 16;
+    amx_after_stores();
     if (fresh) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
+        amx_zero(0);
+        amx_zero(1);
+        amx_zero(2);
+        amx_zero(3);
     } else {
-        _tile_loadd(0, c, c_bytes);
-        _tile_loadd(1, c + 16, c_bytes);
-        _tile_loadd(2, c + 16 * PANEL, c_bytes);
-        _tile_loadd(3, c + 16 * PANEL + 16, c_bytes);
+        amx_load(0, c, c_bytes);
+        amx_load(1, c + 16, c_bytes);
+        amx_load(2, c + 16 * PANEL, c_bytes);
+        amx_load(3, c + 16 * PANEL + 16, c_bytes);
     }
     for (int64_t k = 0; k < depth; k += DEPTH_UNIT) {
-        _tile_loadd(6, b + k * PANEL, b_bytes);
-        _tile_loadd(7, b + k * PANEL + 32, b_bytes);
-        _tile_loadd(4, a + k, a_bytes);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
+        amx_load(6, b + k * PANEL, b_bytes);
+        amx_load(7, b + k * PANEL + 32, b_bytes);
+        amx_load(4, a + k, a_bytes);
+        amx_dot(0, 4, 6);
+        amx_dot(1, 4, 7);
         if (two) {
-            _tile_loadd(5, a + 16 * a_stride + k, a_bytes);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
+            amx_load(5, a + 16 * a_stride + k, a_bytes);
+            amx_dot(2, 5, 6);
+            amx_dot(3, 5, 7);
         }
     }
-    _tile_stored(0, c, c_bytes);
-    _tile_stored(1, c + 16, c_bytes);
+    amx_store(0, c, c_bytes);
+    amx_store(1, c + 16, c_bytes);
     if (two) {
-        _tile_stored(2, c + 16 * PANEL, c_bytes);
-        _tile_stored(3, c + 16 * PANEL + 16, c_bytes);
+        amx_store(2, c + 16 * PANEL, c_bytes);
+        amx_store(3, c + 16 * PANEL + 16, c_bytes);
     }
 }
 
@@ -170,9 +148,6 @@ static int64_t run_few(const mst_linear_work *work, int64_t row, int64_t rows, i
 }
 
 #else
-
-static void open_tiles(void) {}
-static void close_tiles(void) {}
 
 static void dot_tile(const uint16_t *a, int64_t a_stride, const uint16_t *b, int64_t depth,
                      float *c, int rows, bool fresh)
@@ -235,7 +210,7 @@ void MST_FOR_ISA(mst_linear_bf16_block)(const mst_linear_work *work, int64_t row
     int64_t panel_bytes = depth * PANEL * (int64_t)sizeof(uint16_t);
     int64_t group = mst_max_i64(1, GROUP_BYTES / mst_max_i64(panel_bytes, 1));
     panel_begin = run_few(work, row_begin, row_end - row_begin, panel_begin, panel_end, x, c);
-    open_tiles();
+    amx_open();
     for (int64_t first = panel_begin; first < panel_end; first += group) {
         int64_t last = mst_min_i64(first + group, panel_end);
         for (int64_t row = row_begin; row < row_end;) {
@@ -255,7 +230,7 @@ void MST_FOR_ISA(mst_linear_bf16_block)(const mst_linear_work *work, int64_t row
             row += rows;
         }
     }
-    close_tiles();
+    amx_close();
 }
 
 #else

@@ -1,4 +1,4 @@
-/* support_attn.c - devices, wrappers, problems and guarded data of the attention tests. */
+/* support_attn.c - wrappers, problems and guarded data of the attention tests. */
 #include "support_attn.h"
 
 #include <setjmp.h>
@@ -15,42 +15,6 @@
 
 #define GUARD_BYTES 64
 #define OUTPUT_PATTERN 0xA5
-
-/* ---- devices --------------------------------------------------------------------------------- */
-
-void attn_isas_open(attn_isas *isas, int32_t num_threads)
-{
-#define LEVEL_NAME(LEVEL, level, unused) #level,
-    static const char *const levels[ATTN_MAX_ISAS] = {MST_FOR_EACH_ISA(LEVEL_NAME, _)};
-    memset(isas, 0, sizeof *isas);
-    for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++) {
-        mstar_device_desc desc;
-        mstar_device *device = NULL;
-        mstar_device_info info = {.struct_size = sizeof info};
-        mstar_device_desc_init(&desc);
-        desc.num_threads = num_threads;
-        desc.max_isa = levels[i];
-        if (mstar_device_open("cpu", &desc, &device) != MSTAR_OK)
-            fail_msg("open: %s", mstar_last_error());
-        assert_int_equal(mstar_device_query(device, &info), MSTAR_OK);
-        if (strcmp(info.isa, levels[i]) != 0) { /* a level below is the best here */
-            assert_int_equal(mstar_device_close(device), MSTAR_OK);
-            continue;
-        }
-        printf("attention body that ran: %s\n", levels[i]);
-        isas->name[isas->count] = levels[i];
-        isas->device[isas->count] = device;
-        isas->count++;
-    }
-    assert_true(isas->count >= 1);
-}
-
-void attn_isas_close(attn_isas *isas)
-{
-    for (int32_t i = 0; i < isas->count; i++)
-        assert_int_equal(mstar_device_close(isas->device[i]), MSTAR_OK);
-    isas->count = 0;
-}
 
 /* ---- wrappers -------------------------------------------------------------------------------- */
 

@@ -14,12 +14,16 @@
 
 /* ---- devices: one for each ISA level of this machine ----------------------------------------- */
 
-#define ATTN_MAX_ISAS MST_ISA_LEVELS
+/* One more, on any machine: the body that uses tile registers, over tiles emulated in plain C. */
+#define ATTN_EMULATED "emulated tiles"
+#define ATTN_MAX_ISAS (MST_ISA_LEVELS + 1)
 typedef struct attn_isas {
     int32_t count;
     const char *name[ATTN_MAX_ISAS];
     mstar_device *device[ATTN_MAX_ISAS];
 } attn_isas;
+/* A device of one level by name; host NULL: threads of its own. Fails the test. */
+mstar_device *attn_open(const char *isa, int32_t num_threads, mstar_parallel_for host);
 /* Opens a device for each level that runs here and prints one line each. */
 void attn_isas_open(attn_isas *isas, int32_t num_threads);
 void attn_isas_close(attn_isas *isas);

@@ -183,19 +183,6 @@ static void graph_equals_eager(void **state)
     for_random_problems(check_graph, 301, RANDOM_PROBLEMS / 2);
 }
 
-static mstar_device *open_with(const char *isa, int32_t threads, mstar_parallel_for host)
-{
-    mstar_device_desc desc;
-    mstar_device *device = NULL;
-    mstar_device_desc_init(&desc);
-    desc.max_isa = isa;
-    desc.num_threads = threads;
-    desc.parallel_for = host;
-    if (mstar_device_open("cpu", &desc, &device) != MSTAR_OK)
-        fail_msg("open: %s", mstar_last_error());
-    return device;
-}
-
 /* A host's pool that runs tasks backwards on the calling thread. */
 static void backwards(void *host, int32_t num_tasks, mstar_parallel_task task, void *context)
 {
@@ -211,8 +198,8 @@ static void any_thread_count(void **state)
     for (int32_t isa = 0; isa < isas.count; isa++) {
         mstar_device *devices[6];
         for (int32_t t = 0; t < 5; t++)
-            devices[t] = open_with(isas.name[isa], t + 1, NULL);
-        devices[5] = open_with(isas.name[isa], 3, backwards);
+            devices[t] = attn_open(isas.name[isa], t + 1, NULL);
+        devices[5] = attn_open(isas.name[isa], 3, backwards);
         for (uint64_t seed = 401; seed < 401 + RANDOM_PROBLEMS / 4; seed++) {
             attn_problem problem;
             attn_data one;
@@ -245,7 +232,7 @@ static void repeated_runs(void **state)
 {
     (void)state;
     for (int32_t isa = 0; isa < isas.count; isa++) {
-        mstar_device *device = open_with(isas.name[isa], 5, NULL);
+        mstar_device *device = attn_open(isas.name[isa], 5, NULL);
         attn_problem problem;
         attn_data data;
         mstar_ragged_prefill_desc desc;
@@ -315,7 +302,7 @@ static void two_wrappers_on_two_threads(void **state)
 {
     (void)state;
     for (int32_t isa = 0; isa < isas.count; isa++) {
-        mstar_device *device = open_with(isas.name[isa], 3, NULL);
+        mstar_device *device = attn_open(isas.name[isa], 3, NULL);
         attn_problem problem[2];
         attn_data want[2];
         attn_data data[2];

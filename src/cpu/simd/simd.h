@@ -15,7 +15,9 @@
 
 #include "base/base.h"
 
-#if defined(MST_ISA_AVX512)
+#if defined(MST_EMULATE_TILES)
+#include "cpu/simd/plain16.h"
+#elif defined(MST_ISA_AVX512)
 #include "cpu/simd/avx512.h"
 #elif defined(MST_ISA_AVX2)
 #include "cpu/simd/avx2.h"

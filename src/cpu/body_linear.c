@@ -251,9 +251,16 @@ void MST_FOR_ISA(mst_linear_block)(const mst_linear_work *work, int64_t row_begi
     int64_t panel_bytes =
         work->shape->in_features * PANEL * (int64_t)mstar_dtype_bytes(work->shape->weight_dtype);
     int64_t step_bytes = work->shape->in_features * MST_CACHE_LINE;
-    int at_once = mst_few_panels(row_end - row_begin);
-    for (; at_once > 1 && panel + at_once <= panel_end; panel += at_once)
-        run_tile(work, row_begin, (int)(row_end - row_begin), panel, at_once, NULL);
+    int64_t rows_left = row_end - row_begin;
+    /* up to this many rows are one tile, or two of 4 to 6 rows in one set, which take a pair each
+     */
+    int at_once = rows_left <= 2 * MST_PAIR_ROWS ? mst_few_panels(next_rows(work, rows_left)) : 1;
+    for (; at_once > 1 && panel + at_once <= panel_end; panel += at_once) {
+        for (int64_t row = row_begin, rows; row < row_end; row += rows) {
+            rows = next_rows(work, row_end - row);
+            run_tile(work, row, (int)rows, panel, at_once, NULL);
+        }
+    }
     for (; panel < panel_end; panel++) {
         /* the first tiles of a panel ask for the next one, a part each until all of it is asked for
          */

@@ -43,9 +43,10 @@ void cli_bench_put_text(cli_report *report, json_t *row, const char *key, const 
 /* Adds of_peak to every row that has gflops, prints (rows as a table without --json), frees. */
 int cli_bench_finish(cli_report *report, const cli_options *options, double peak_gflops);
 
-/* bench_attn.c, bench_linear.c, bench_embed.c */
+/* bench_attn.c, bench_linear.c, bench_embed.c, bench_replay.c */
 int cli_bench_attn(const cli_options *options);
 int cli_bench_linear(const cli_options *options);
 int cli_bench_embed(const cli_options *options);
+int cli_bench_replay(const cli_options *options);
 
 #endif

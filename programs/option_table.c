@@ -351,11 +351,13 @@ const cli_command_row cli_command_rows[] = {
        "mstar info --model all-MiniLM-L6-v2 --json | python3 -m json.tool"}}},
     {CLI_BENCH,
      "bench",
-     "attn|linear|embed",
+     "attn|linear|embed|replay",
      "measure this machine",
      "attn runs the ragged attention wrappers over the workloads of a file; linear the packed "
      "products of every layer shape of MiniLM and bge-base, from 1 to 2048 rows; embed turns the "
-     "texts of a file into vectors, strings in, vectors out.\n"
+     "texts of a file into vectors, strings in, vectors out; replay times an encoder of MiniLM's "
+     "shape as plain calls and as a replay of the same calls; its rows of 0 tokens compute nothing "
+     "and are what the calls themselves cost.\n"
      "Every figure is the median of several runs after one that does not count. peak_gflops is "
      "measured in the same run by multiply-adds on registers on all threads, and of_peak is a "
      "row's "

@@ -187,6 +187,17 @@ typedef struct mstar_graph_info {
 } mstar_graph_info;
 MSTAR_API mstar_status mstar_graph_query(const mstar_graph *graph, mstar_graph_info *info);
 
+/* One launch, in the order in which a single thread replays them. MSTAR_NOT_FOUND past the last. */
+typedef struct mstar_graph_node_info {
+    uint32_t struct_size;
+    int32_t live_rows; /* 1: its rows follow a live count or a plan; 0: num_rows always */
+    const char *op;    /* "linear", "attention", "layer_norm", "copy", ...; static */
+    int64_t wave;
+    int64_t num_rows; /* the most it works on: rows of its tensors as recorded; bytes of a copy */
+} mstar_graph_node_info;
+MSTAR_API mstar_status mstar_graph_query_node(const mstar_graph *graph, int64_t index,
+                                              mstar_graph_node_info *info);
+
 #ifdef __cplusplus
 }
 #endif

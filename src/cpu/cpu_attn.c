@@ -146,7 +146,7 @@ mstar_status mst_cpu_attn_run(mstar_stream *stream, const mst_attn_call *call)
 {
     static const mst_launch_kind kind = {"attention", prepare, task, touch, NULL};
     const mst_kernels *kernels = kernels_for(stream->device, call->shape);
-    mst_launch launch = {.kind = &kind};
+    mst_launch launch = {.kind = &kind, .max_rows = call->q_rows, .follows_plan = true};
     launch.as.attn.call = *call;
     launch.as.attn.kernels = kernels;
     launch.as.attn.scratch_bytes = kernels->attn_scratch_bytes(call->shape);

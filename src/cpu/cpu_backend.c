@@ -105,7 +105,7 @@ static mstar_status cpu_copy(mstar_stream *stream, void *destination, const void
                              size_t bytes)
 {
     static const mst_launch_kind kind = {"copy", copy_prepare, copy_task, copy_touch, NULL};
-    mst_launch launch = {.kind = &kind};
+    mst_launch launch = {.kind = &kind, .max_rows = (int64_t)bytes};
     launch.as.copy = (mst_copy_job){destination, source, bytes};
     return mst_cpu_submit(stream, &launch);
 }
@@ -190,6 +190,7 @@ const mst_backend *mst_cpu_backend(void)
         .graph_replay = mst_cpu_graph_replay,
         .graph_close = mst_cpu_graph_close,
         .graph_query = mst_cpu_graph_query,
+        .graph_query_node = mst_cpu_graph_query_node,
         .attn_kernel = mst_cpu_attn_kernel,
         .attn_scratch_bytes = mst_cpu_attn_scratch_bytes,
         .attn_tile = mst_cpu_attn_tile,

@@ -104,6 +104,7 @@ struct mst_launch {
     int64_t rows;             /* now */
     int32_t tasks;            /* now */
     bool recorded;            /* what it reads has not been checked */
+    bool follows_plan;        /* rows are those of an attention plan */
     _Atomic bool bad;         /* a task met contents that it must not follow */
     union {
         mst_attn_job attn;
@@ -141,5 +142,6 @@ void mst_cpu_capture_abort(mstar_stream *stream, mstar_graph *graph);
 mstar_status mst_cpu_graph_replay(mstar_graph *graph, mstar_stream *stream);
 void mst_cpu_graph_close(mstar_graph *graph);
 void mst_cpu_graph_query(const mstar_graph *graph, mstar_graph_info *info);
+void mst_cpu_graph_query_node(const mstar_graph *graph, int64_t index, mstar_graph_node_info *info);
 
 #endif

@@ -162,6 +162,19 @@ void mst_cpu_graph_query(const mstar_graph *graph, mstar_graph_info *info)
     info->bytes = sizeof *g + g->block_bytes;
 }
 
+void mst_cpu_graph_query_node(const mstar_graph *graph, int64_t index, mstar_graph_node_info *info)
+{
+    const cpu_graph *g = graph_of(graph);
+    const mst_launch *launch = &g->launches[index];
+    info->op = launch->kind->name;
+    info->num_rows = launch->max_rows;
+    info->live_rows = launch->live_rows != NULL || launch->follows_plan;
+    for (int64_t w = 0; w < g->num_waves; w++) {
+        if (index >= g->waves[w].first)
+            info->wave = w;
+    }
+}
+
 /* ---- replay ---------------------------------------------------------------------------------- */
 
 static mstar_status prepare(cpu_graph *g, int32_t max_threads, int32_t *team)

@@ -183,6 +183,8 @@ struct mst_backend {
     /* Frees what the graph holds in whatever state a begin has left it. */
     void (*graph_close)(mstar_graph *graph);
     void (*graph_query)(const mstar_graph *graph, mstar_graph_info *info);
+    /* index is one of the nodes that graph_query counts. */
+    void (*graph_query_node)(const mstar_graph *graph, int64_t index, mstar_graph_node_info *info);
 
     /* Kernel that serves this shape: symbol and reason, static strings. */
     void (*attn_kernel)(const mstar_device *device, const mst_attn_shape *shape,

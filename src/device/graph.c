@@ -161,3 +161,21 @@ mstar_status mstar_graph_query(const mstar_graph *graph, mstar_graph_info *info)
     full.bytes += sizeof *graph;
     return mst_info_write("info", &full, sizeof full, info);
 }
+
+mstar_status mstar_graph_query_node(const mstar_graph *graph, int64_t index,
+                                    mstar_graph_node_info *info)
+{
+    MST_TRY(mst_check_not_null("graph", graph));
+    MST_TRY(mst_check_not_null("info", info));
+    const mst_backend *backend = graph->device->backend;
+    mstar_graph_info whole;
+    mstar_graph_node_info full;
+    memset(&whole, 0, sizeof whole);
+    memset(&full, 0, sizeof full);
+    backend->graph_query(graph, &whole);
+    if (index < 0 || index >= whole.nodes)
+        return mst_fail(MSTAR_NOT_FOUND, "index is %lld; the graph has %lld nodes",
+                        (long long)index, (long long)whole.nodes);
+    backend->graph_query_node(graph, index, &full);
+    return mst_info_write("info", &full, sizeof full, info);
+}

@@ -328,6 +328,49 @@ static void arguments(void **state)
     mstar_graph_destroy(graph);
 }
 
+/* The copy waits for nothing, so that it runs beside the first activation. */
+static void nodes_are_listed(void **state)
+{
+    (void)state;
+    mstar_graph *graph = NULL;
+    mstar_graph_info info = {.struct_size = sizeof info};
+    mstar_graph_node_info node = {.struct_size = sizeof node};
+    const int64_t rows = 2;
+    CHECK_OK(mstar_graph_capture_begin(f.stream));
+    CHECK_OK(activate(f.stream));
+    CHECK_OK(mstar_stream_set_rows(f.stream, &rows));
+    CHECK_OK(activate(f.stream));
+    CHECK_OK(mstar_stream_set_rows(f.stream, NULL));
+    CHECK_OK(run_attention(f.graph.self, f.stream));
+    CHECK_OK(mstar_buffer_copy(f.buffer, f.stream, 100, f.buffer, 0, 8));
+    CHECK_OK(mstar_graph_capture_end(f.stream, &graph));
+    CHECK_OK(mstar_graph_query(graph, &info));
+    assert_int_equal(info.nodes, 4);
+    assert_int_equal(info.waves, 3);
+    assert_int_equal(info.edges, 2);
+    static const struct {
+        const char *op;
+        int64_t wave, rows;
+        int32_t live;
+    } nodes[] = {{"activation", 0, NET_TOKENS, 0},
+                 {"copy", 0, 8, 0},
+                 {"activation", 1, NET_TOKENS, 1},
+                 {"attention", 2, NET_TOKENS, 1}};
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(mstar_graph_query_node(graph, i, &node));
+        assert_string_equal(node.op, nodes[i].op);
+        assert_int_equal(node.wave, nodes[i].wave);
+        assert_int_equal(node.num_rows, nodes[i].rows);
+        assert_int_equal(node.live_rows, nodes[i].live);
+    }
+    CHECK_FAILED(mstar_graph_query_node(graph, 4, &node), MSTAR_NOT_FOUND,
+                 "index is 4; the graph has 4 nodes");
+    CHECK_FAILED(mstar_graph_query_node(graph, -1, &node), MSTAR_NOT_FOUND, "index is -1");
+    CHECK_INVALID(mstar_graph_query_node(NULL, 0, &node), "graph is NULL");
+    CHECK_INVALID(mstar_graph_query_node(graph, 0, NULL), "info is NULL");
+    mstar_graph_destroy(graph);
+}
+
 static void a_graph_keeps_its_device_open(void **state)
 {
     (void)state;
@@ -475,6 +518,7 @@ int main(void)
         cmocka_unit_test(events_are_refused),
         cmocka_unit_test(replay_inside_a_capture),
         cmocka_unit_test(arguments),
+        cmocka_unit_test(nodes_are_listed),
         cmocka_unit_test(a_graph_keeps_its_device_open),
         cmocka_unit_test(abandoned_captures),
         cmocka_unit_test(recording_does_not_run),

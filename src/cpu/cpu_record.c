@@ -16,9 +16,10 @@
 
 #include "cpu/cpu_launch.h"
 
-/* Looks at a wave's counter before the processor is offered to others: about as long as a wave's
- * last tasks differ. */
-#define SPIN_LOOKS 4096
+/* Looks at a wave's counter before the processor is offered to others: some ten microseconds, as
+ * long as a wave's last tasks differ. With more threads than cores, who looks keeps another from
+ * working: none then. */
+#define SPIN_LOOKS 512
 
 typedef struct wave {
     _Alignas(MST_CACHE_LINE) _Atomic int32_t next; /* task to take */
@@ -41,6 +42,7 @@ typedef struct cpu_graph {
     size_t block_bytes;
     mst_launch *launches;
     wave *waves;
+    int32_t spin_looks;
     _Atomic bool failed; /* of this replay */
 } cpu_graph;
 
@@ -117,7 +119,6 @@ static void fill_block(cpu_graph *g, const int64_t *wave_of)
 
 mstar_status mst_cpu_capture_end(mstar_stream *stream, mstar_graph *graph)
 {
-    (void)stream;
     cpu_graph *g = graph_of(graph);
     void *memory = NULL;
     mstar_status status;
@@ -128,6 +129,7 @@ mstar_status mst_cpu_capture_end(mstar_stream *stream, mstar_graph *graph)
         done);
     MST_TRY_GOTO(take_block(g), done);
     fill_block(g, wave_of);
+    g->spin_looks = stream->device->num_threads <= mst_allowed_cores() ? SPIN_LOOKS : 0;
 done:
     mst_free(memory);
     mst_free(g->list);
@@ -207,11 +209,11 @@ static void run_task(cpu_graph *g, const wave *at, int32_t task)
         atomic_store_explicit(&g->failed, true, memory_order_relaxed);
 }
 
-static void wait_for(const wave *at)
+static void wait_for(const wave *at, int32_t spin_looks)
 {
     int32_t looks = 0;
     while (atomic_load_explicit(&at->done, memory_order_acquire) != at->tasks) {
-        if (++looks >= SPIN_LOOKS)
+        if (++looks > spin_looks)
             (void)sched_yield();
         else
             mst_pause();
@@ -236,7 +238,7 @@ static void member(void *context, int32_t index)
         }
         if (finished > 0)
             atomic_fetch_add_explicit(&at->done, finished, memory_order_acq_rel);
-        wait_for(at);
+        wait_for(at, g->spin_looks);
     }
 }
 

@@ -3,6 +3,7 @@
  *
  * Files are opened before the model is loaded, so that a wrong path is told at once.
  */
+#include "graph_file.h"
 #include "options.h"
 #include "progress.h"
 #include "session.h"
@@ -61,6 +62,8 @@ int cli_run_embed(const cli_options *options)
         code = cli_output_commit(&output);
     if (code == CLI_OK)
         cli_embedder_report(&embedder, session.model.max_tokens);
+    if (code == CLI_OK && options->stats)
+        code = cli_graph_stats_note(&session);
     cli_vectors_close(&vectors);
     cli_embedder_release(&embedder);
     cli_session_close(&session);

@@ -66,7 +66,9 @@ int cli_run_graphs(const cli_options *options)
         return cli_run_graphs_plan(options);
     if (name != NULL && strcmp(name, "show") == 0)
         return show(options);
-    return cli_fail(CLI_USAGE, "graphs needs what to do: plan or show%s%s%s",
+    if (name != NULL && strcmp(name, "stats") == 0)
+        return cli_run_graphs_stats(options);
+    return cli_fail(CLI_USAGE, "graphs needs what to do: plan, show or stats%s%s%s",
                     name != NULL ? "; it is '" : "", name != NULL ? name : "",
                     name != NULL ? "'" : "");
 }

@@ -17,6 +17,7 @@
 
 #include "options.h"
 #include "output.h"
+#include "session.h"
 
 typedef struct cli_graph_rule {
     int64_t num_buckets;
@@ -48,6 +49,12 @@ void cli_graph_plan_put_svg(cli_output *output, const cli_graph_plan *plan);
 
 /* cmd_graphs.c: the document or the table, to a file or (path NULL) to standard output. */
 int cli_graph_plan_print(const cli_graph_plan *plan, bool as_json, const char *path);
+/* graph_stats.c: what became of the batches of an encoder with graphs, as a report, or in a few
+ * lines on standard error. */
+int cli_graph_stats_print(const cli_session *session, bool as_json);
+int cli_graph_stats_note(const cli_session *session);
+/* cmd_graphs_stats.c */
+int cli_run_graphs_stats(const cli_options *options);
 /* cmd_graphs_plan.c */
 int cli_run_graphs_plan(const cli_options *options);
 

@@ -74,7 +74,8 @@ const cli_option_row cli_option_rows[] = {
      .value = "DIR",
      .kind = CLI_TEXT,
      .offset = AT(model),
-     .help = "plan: the lines of --lengths are texts for this model, which counts their tokens"},
+     .help = "plan: the lines of --lengths are texts for this model, which counts their tokens; "
+             "stats: the model that embeds"},
     {.commands = CLI_GRAPHS,
      .name = "max-buckets",
      .value = "N",
@@ -121,7 +122,8 @@ const cli_option_row cli_option_rows[] = {
      .choices = "lines|jsonl",
      .otherwise = "jsonl",
      .offset = AT(input_format),
-     .help = "plan with --model: how the texts stand in FILE, as in mstar embed"},
+     .help = "plan with --model, stats: how the texts stand in FILE, as in mstar embed; lines for "
+             "stats"},
     {.commands = CLI_GRAPHS,
      .name = "svg",
      .value = "OUT",
@@ -255,6 +257,21 @@ const cli_option_row cli_option_rows[] = {
      .env = "MSTAR_BATCH_TOKENS",
      .offset = AT(batch_tokens),
      .help = "tokens of one forward pass, which bounds memory; the results do not depend on it"},
+    {.commands = CLI_EMBED | CLI_GRAPHS,
+     .name = "graphs",
+     .value = "on|off|FILE",
+     .kind = CLI_TEXT,
+     .initial = "on",
+     .env = "MSTAR_GRAPHS",
+     .offset = AT(graphs),
+     .help = "capture the forward once for each of a set of batch sizes and replay it; FILE: the "
+             "buckets of a plan of mstar graphs plan. The vectors do not depend on it"},
+    {.commands = CLI_EMBED,
+     .name = "stats",
+     .kind = CLI_FLAG,
+     .offset = AT(stats),
+     .help = "at the end, say on standard error what became of the batches: replayed or not and "
+             "why, padding, bytes"},
     {.commands = CLI_SIMILAR | CLI_INFO | CLI_BENCH | CLI_GRAPHS | CLI_VERSION,
      .letter = 'j',
      .name = "json",
@@ -368,14 +385,17 @@ const cli_command_row cli_command_rows[] = {
        "mstar bench embed --model all-MiniLM-L6-v2 --input texts.txt --threads 2"}}},
     {CLI_GRAPHS,
      "graphs",
-     "plan|show [FILE]",
-     "find and show the buckets to capture",
+     "plan|show|stats [FILE]",
+     "find and show the buckets to capture, and what they are worth",
      "plan reads the token counts that requests had and finds the buckets, at most --max-buckets, "
      "whose captures would pad them least: the exact optimum, not a rule of thumb. It prints the "
      "buckets, the share of rows that would be padding (expected_waste), and beside it that of "
      "powers of two and of four steps an octave. With -o it writes the plan to a file, which is "
      "what --json prints: a config for whatever captures.\n"
-     "show reads such a FILE and prints its buckets against the traffic, or draws them with --svg.",
+     "show reads such a FILE and prints its buckets against the traffic, or draws them with "
+     "--svg.\n"
+     "stats turns the texts of FILE or standard input into vectors, throws them away, and prints "
+     "what became of every batch.",
      {{"at most 40 buckets for batches of up to 4096 tokens",
        "mstar graphs plan --lengths lengths.txt --max-tokens 4096 -o graphs.json"},
       {"a picture of them", "mstar graphs show graphs.json --svg graphs.svg"}}},

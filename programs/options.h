@@ -32,6 +32,8 @@ typedef struct cli_options {
     const char *output;            /* NULL: standard output */
     const char *workloads, *input; /* bench */
     const char *lengths, *svg;     /* graphs */
+    const char *graphs;            /* "on", "off" or a FILE; NULL: off */
+    int64_t stats;                 /* flag */
     int64_t max_buckets, budget, batch_size, step_tokens;
     int64_t max_gflop;
     const char *prompt_name, *query_prompt_name, *query;

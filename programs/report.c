@@ -80,6 +80,8 @@ static void put_scalar(cli_output *output, const json_t *value)
             cli_put(output, (unsigned char)*at < 0x20 || *at == 0x7f ? "?" : at, 1);
     } else if (json_is_integer(value)) {
         cli_put_integer(output, json_integer_value(value));
+    } else if (json_is_real(value)) {
+        cli_put_format(output, "%.6g", json_real_value(value));
     } else if (json_is_boolean(value)) {
         cli_put_text(output, json_is_true(value) ? "yes" : "no");
     }

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "graph_file.h"
+
 /* ---- opening --------------------------------------------------------------------------------- */
 
 int cli_session_open_device(cli_session *session, int64_t threads)
@@ -58,8 +60,38 @@ int cli_fail_load(mstar_status status)
     return cli_fail(code, "%s", text);
 }
 
+/* The token counts of a plan's buckets, to be freed. */
+static int read_buckets(const char *path, int64_t **tokens, int64_t *count)
+{
+    cli_graph_plan plan;
+    int code = cli_graph_plan_read(path, &plan);
+    if (code != CLI_OK)
+        return code;
+    *tokens = malloc((size_t)plan.num_buckets * sizeof **tokens);
+    if (*tokens == NULL)
+        code = cli_fail_memory("buckets", (size_t)plan.num_buckets * sizeof **tokens);
+    for (int64_t i = 0; code == CLI_OK && i < plan.num_buckets; i++) {
+        if (plan.buckets[i].num_tokens > 0) /* a bucket of no tokens serves no batch of ours */
+            (*tokens)[(*count)++] = plan.buckets[i].num_tokens;
+    }
+    cli_graph_plan_release(&plan);
+    return code;
+}
+
+static int load(cli_session *session, const cli_options *options, const mstar_encoder_desc *desc)
+{
+    mstar_status status =
+        mstar_encoder_load(session->device, options->model, desc, &session->encoder);
+    if (status != MSTAR_OK)
+        return cli_fail_load(status);
+    session->model.struct_size = sizeof session->model;
+    status = mstar_encoder_query(session->encoder, &session->model);
+    return status == MSTAR_OK ? CLI_OK : cli_fail(cli_exit_code(status), "%s", mstar_last_error());
+}
+
 int cli_session_load(cli_session *session, const cli_options *options, const char *prompt_name)
 {
+    int64_t *tokens = NULL;
     mstar_encoder_desc desc;
     mstar_encoder_desc_init(&desc);
     desc.dtype = options->dtype == 1 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F32;
@@ -70,13 +102,15 @@ int cli_session_load(cli_session *session, const cli_options *options, const cha
     desc.max_batch_tokens = (int32_t)options->batch_tokens;
     desc.prompt_name = prompt_name;
     desc.timing = options->command == CLI_BENCH;
-    mstar_status status =
-        mstar_encoder_load(session->device, options->model, &desc, &session->encoder);
-    if (status != MSTAR_OK)
-        return cli_fail_load(status);
-    session->model.struct_size = sizeof session->model;
-    status = mstar_encoder_query(session->encoder, &session->model);
-    return status == MSTAR_OK ? CLI_OK : cli_fail(cli_exit_code(status), "%s", mstar_last_error());
+    desc.graphs = options->graphs != NULL && strcmp(options->graphs, "off") != 0;
+    int code = CLI_OK;
+    if (desc.graphs && strcmp(options->graphs, "on") != 0)
+        code = read_buckets(options->graphs, &tokens, &desc.num_graph_tokens);
+    desc.graph_tokens = tokens;
+    if (code == CLI_OK)
+        code = load(session, options, &desc);
+    free(tokens);
+    return code;
 }
 
 void cli_session_unload(cli_session *session)

@@ -13,7 +13,8 @@ typedef struct cli_session {
 } cli_session;
 
 int cli_session_open_device(cli_session *session, int64_t threads);
-/* Needs the device. prompt_name as in mstar_encoder_desc. */
+/* Needs the device. prompt_name as in mstar_encoder_desc. With options->graphs the encoder
+ * captures; a FILE is read first. */
 int cli_session_load(cli_session *session, const cli_options *options, const char *prompt_name);
 void cli_session_unload(cli_session *session);
 void cli_session_close(cli_session *session);

@@ -11,6 +11,7 @@
 
 #include "mstar/device.h"
 #include "mstar/ops.h"
+#include "mstar/runner.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -99,7 +100,11 @@ typedef struct mstar_encoder_desc {
     const char *
         prompt_name; /* a prompt of config_sentence_transformers.json; NULL: its default, "" none */
     int32_t timing;  /* 1: keep the times that mstar_encoder_query_times tells; default 0 */
-    int32_t reserved;
+    int32_t graphs;  /* 1: forwards are captured at load, once a bucket, and replayed; the vectors
+                        have the same bits. Not together with timing. Default 0 */
+    const int64_t *graph_tokens; /* with graphs: tokens of the buckets, each >= 1; none: four an
+                                    octave up to max_batch_tokens, which is always one */
+    int64_t num_graph_tokens;
 } mstar_encoder_desc;
 MSTAR_API void mstar_encoder_desc_init(mstar_encoder_desc *desc);
 
@@ -169,6 +174,17 @@ typedef struct mstar_encoder_times {
 /* MSTAR_OUT_OF_ORDER when the encoder was loaded without desc.timing. */
 MSTAR_API mstar_status mstar_encoder_query_times(const mstar_encoder *encoder,
                                                  mstar_encoder_times *times);
+
+/*
+ * What became of the batches of an encoder that was loaded with desc.graphs, all workers together;
+ * and of one bucket of one worker (MSTAR_NOT_FOUND past the last). MSTAR_OUT_OF_ORDER without
+ * graphs.
+ */
+MSTAR_API mstar_status mstar_encoder_query_graphs(const mstar_encoder *encoder,
+                                                  mstar_graph_runner_info *info);
+MSTAR_API mstar_status mstar_encoder_query_graph_bucket(const mstar_encoder *encoder,
+                                                        int32_t worker, int64_t index,
+                                                        mstar_runner_bucket_info *info);
 
 /* The encoder's tokenizer, borrowed. */
 MSTAR_API const mstar_tokenizer *mstar_encoder_get_tokenizer(const mstar_encoder *encoder);

@@ -11,6 +11,7 @@
 typedef struct forward {
     const mst_bert_config *config;
     mst_worker *worker;
+    mstar_ragged_prefill *attention;
     mstar_stream *stream;
     int64_t tokens;
     mstar_tensor x;             /* [T, hidden] */
@@ -62,7 +63,7 @@ static mstar_status run_layer(const forward *f, const mst_layer *layer)
     int64_t time = mst_stage_start(worker);
     MST_TRY(mstar_linear_run(layer->qkv, f->stream, &f->x, NULL, &f->qkv));
     time = mst_stage_end(worker, MSTAR_STAGE_QKV, time);
-    MST_TRY(mstar_ragged_prefill_run(f->worker->attention, f->stream, &f->q, &f->k, &f->v,
+    MST_TRY(mstar_ragged_prefill_run(f->attention, f->stream, &f->q, &f->k, &f->v,
                                      &f->context_heads, NULL));
     time = mst_stage_end(worker, MSTAR_STAGE_ATTENTION, time);
     MST_TRY(mstar_linear_run(layer->attention_out, f->stream, &f->context, &f->x, &f->x));
@@ -78,18 +79,32 @@ static mstar_status run_layer(const forward *f, const mst_layer *layer)
     return MSTAR_OK;
 }
 
-mstar_status mst_bert_forward(const mst_bert_config *config, const mst_weights *weights,
-                              mst_worker *worker, mstar_stream *stream, int64_t num_tokens,
-                              int64_t num_segments)
+mstar_status mst_bert_run(const mst_bert_config *config, const mst_weights *weights,
+                          mst_worker *worker, mstar_ragged_prefill *attention, mstar_stream *stream,
+                          int64_t num_tokens)
 {
-    forward f = {.config = config, .worker = worker, .stream = stream, .tokens = num_tokens};
+    forward f = {.config = config,
+                 .worker = worker,
+                 .attention = attention,
+                 .stream = stream,
+                 .tokens = num_tokens};
     MST_TRY(lay_out(&f));
     int64_t time = mst_stage_start(worker);
-    MST_TRY(mstar_ragged_prefill_plan(worker->attention, stream, worker->offsets, num_segments, 0));
-    time = mst_stage_end(worker, MSTAR_STAGE_ATTENTION, time);
     MST_TRY(embed_tokens(&f, weights));
     (void)mst_stage_end(worker, MSTAR_STAGE_EMBEDDING, time);
     for (int32_t i = 0; i < weights->num_layers; i++)
         MST_TRY(run_layer(&f, &weights->layers[i]));
     return MSTAR_OK;
+}
+
+mstar_status mst_bert_forward(const mst_bert_config *config, const mst_weights *weights,
+                              mst_worker *worker, mstar_stream *stream, int64_t num_tokens,
+                              int64_t num_segments)
+{
+    if (worker->graphs != NULL)
+        return mst_worker_graphs_forward(worker->graphs, stream, num_segments);
+    int64_t time = mst_stage_start(worker);
+    MST_TRY(mstar_ragged_prefill_plan(worker->attention, stream, worker->offsets, num_segments, 0));
+    (void)mst_stage_end(worker, MSTAR_STAGE_ATTENTION, time);
+    return mst_bert_run(config, weights, worker, worker->attention, stream, num_tokens);
 }

@@ -39,6 +39,15 @@ static mstar_status check_desc(const mstar_encoder_desc *desc)
     MST_TRY(mst_check_range("desc.pooling", desc->pooling, -1, MST_NUM_POOLINGS - 1));
     MST_TRY(mst_check_range("desc.normalize", desc->normalize, -1, 1));
     MST_TRY(mst_check_range("desc.timing", desc->timing, 0, 1));
+    MST_TRY(mst_check_range("desc.graphs", desc->graphs, 0, 1));
+    if (desc->graphs && desc->timing)
+        return mst_fail(MSTAR_INVALID_ARGUMENT,
+                        "desc.graphs is 1 and desc.timing too; a replay has no stages to time");
+    MST_TRY(mst_check_range("desc.num_graph_tokens", desc->num_graph_tokens, 0, 4096));
+    if (desc->num_graph_tokens > 0)
+        MST_TRY(mst_check_not_null("desc.graph_tokens", desc->graph_tokens));
+    for (int64_t i = 0; i < desc->num_graph_tokens; i++)
+        MST_TRY(mst_check_range("desc.graph_tokens", desc->graph_tokens[i], 1, INT32_MAX));
     MST_TRY(mst_check_range("desc.truncate", (int64_t)desc->truncate, MSTAR_TRUNCATE_END,
                             MSTAR_TRUNCATE_ERROR));
     return MSTAR_OK;
@@ -144,6 +153,14 @@ static mstar_status take_workspaces(mstar_encoder *encoder, mstar_dtype dtype, s
     return mst_alloc(encoder->workspaces_bytes, "attention workspaces", &encoder->workspaces);
 }
 
+static mstar_status open_graph_configs(const mstar_encoder_desc *desc, mstar_encoder *encoder)
+{
+    MST_TRY(mst_graph_config_open(encoder->max_batch_tokens, desc->graph_tokens,
+                                  desc->num_graph_tokens, &encoder->graph_configs[0]));
+    return mst_graph_config_open(encoder->worker_batch_tokens, desc->graph_tokens,
+                                 desc->num_graph_tokens, &encoder->graph_configs[1]);
+}
+
 static mstar_status open_workers(const mstar_encoder_desc *desc, mstar_encoder *encoder)
 {
     void *memory;
@@ -157,6 +174,8 @@ static mstar_status open_workers(const mstar_encoder_desc *desc, mstar_encoder *
                             &memory));
     encoder->workers = memory;
     MST_TRY(take_workspaces(encoder, dtype, &piece, &whole));
+    if (desc->graphs)
+        MST_TRY(open_graph_configs(desc, encoder));
     for (int32_t i = 0; i < encoder->device->num_threads; i++) {
         /* the first worker's memory also serves the forwards that all threads share */
         int64_t tokens = i == 0 ? encoder->max_batch_tokens : encoder->worker_batch_tokens;
@@ -165,6 +184,11 @@ static mstar_status open_workers(const mstar_encoder_desc *desc, mstar_encoder *
                                 &encoder->workers[i]));
         encoder->workers[i].timing = desc->timing != 0;
         encoder->num_workers++;
+        if (desc->graphs)
+            MST_TRY(mst_worker_graphs_open(encoder->device, &encoder->folder, &encoder->weights,
+                                           encoder->graph_configs[i == 0 ? 0 : 1],
+                                           (unsigned char *)encoder->workspaces + (size_t)i * piece,
+                                           whole, &encoder->workers[i]));
     }
     return mstar_stream_create(encoder->device, -1, &encoder->stream);
 }
@@ -213,6 +237,8 @@ void mstar_encoder_release(mstar_encoder *encoder)
         return;
     for (int32_t i = 0; i < encoder->num_workers; i++)
         mst_worker_close(&encoder->workers[i]);
+    for (int i = 0; i < 2; i++)
+        mstar_graph_config_destroy(encoder->graph_configs[i]);
     mstar_stream_destroy(encoder->stream);
     mst_weights_release(&encoder->weights);
     mstar_tokenizer_release(encoder->tokenizer);

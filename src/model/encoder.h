@@ -196,9 +196,12 @@ bool mst_batch_is_even(const int32_t *lengths, const int64_t *order, const int64
 #define MST_STAGE_SLOTS 16
 _Static_assert(MSTAR_NUM_STAGES <= MST_STAGE_SLOTS, "every stage has its place in the times");
 
+typedef struct mst_worker_graphs mst_worker_graphs;
+
 typedef struct mst_worker {
     mstar_stream *stream; /* serial */
     mstar_ragged_prefill *attention;
+    mst_worker_graphs *graphs; /* NULL: every forward runs eager */
     void *memory;
     size_t memory_bytes;
     /* cut from memory */
@@ -270,6 +273,33 @@ static inline mstar_tensor mst_token_rows(void *data, mstar_dtype dtype, int64_t
 mstar_status mst_bert_forward(const mst_bert_config *config, const mst_weights *weights,
                               mst_worker *worker, mstar_stream *stream, int64_t num_tokens,
                               int64_t num_segments);
+/* What a plan is made for once it has been made: nothing but work given to the stream. */
+mstar_status mst_bert_run(const mst_bert_config *config, const mst_weights *weights,
+                          mst_worker *worker, mstar_ragged_prefill *attention, mstar_stream *stream,
+                          int64_t num_tokens);
+
+/* ---- worker_graphs.c: forwards captured once a bucket ---------------------------------------- */
+
+/*
+ * Pure: token counts of the buckets for batches of up to max_tokens, ascending, the last of them
+ * max_tokens: those given, else four an octave. Writes at most capacity; returns how many there
+ * are.
+ */
+int64_t mst_graph_buckets(int64_t max_tokens, const int64_t *given, int64_t num_given,
+                          int64_t *tokens, int64_t capacity);
+/* Their config. */
+mstar_status mst_graph_config_open(int64_t max_tokens, const int64_t *given, int64_t num_given,
+                                   mstar_graph_config **config);
+/* Captures the worker's buckets; buckets is kept. */
+mstar_status mst_worker_graphs_open(mstar_device *device, const mst_folder *folder,
+                                    const mst_weights *weights, const mstar_graph_config *buckets,
+                                    void *workspace, size_t workspace_bytes, mst_worker *worker);
+void mst_worker_graphs_close(mst_worker_graphs *graphs);
+/* The forward of what lies in the worker, replayed where a bucket holds it. */
+mstar_status mst_worker_graphs_forward(mst_worker_graphs *graphs, mstar_stream *stream,
+                                       int64_t num_segments);
+mstar_status mst_worker_graphs_bytes(const mst_worker_graphs *graphs, size_t *bytes);
+
 /* Floats of scratch that pooling and the modules need for one segment. */
 int64_t mst_pooler_width(const mst_folder *folder);
 /*
@@ -316,6 +346,8 @@ struct mstar_encoder {
     int64_t worker_batch_tokens; /* of one that a worker has to itself; at most the above */
     mst_worker *workers;
     int32_t num_workers;
+    /* buckets of the first worker, whose batches are the largest, and of the others; NULL: eager */
+    mstar_graph_config *graph_configs[2];
     void *workspaces; /* of the workers' attention, overlapping */
     size_t workspaces_bytes;
     mstar_stream *stream; /* all threads */

@@ -76,6 +76,7 @@ mstar_status mst_worker_open(mstar_device *device, const mst_folder *folder, mst
 
 void mst_worker_close(mst_worker *worker)
 {
+    mst_worker_graphs_close(worker->graphs);
     mstar_ragged_prefill_destroy(worker->attention);
     mstar_stream_destroy(worker->stream);
     mst_free(worker->memory);
@@ -90,6 +91,9 @@ mstar_status mst_worker_bytes(const mst_worker *worker, size_t *bytes)
 {
     mstar_ragged_prefill_info info = {.struct_size = sizeof info};
     MST_TRY(mstar_ragged_prefill_query(worker->attention, &info));
-    *bytes = worker->memory_bytes + info.plan_bytes;
+    size_t graphs = 0;
+    if (worker->graphs != NULL)
+        MST_TRY(mst_worker_graphs_bytes(worker->graphs, &graphs));
+    *bytes = worker->memory_bytes + info.plan_bytes + graphs;
     return MSTAR_OK;
 }

@@ -46,7 +46,7 @@ class Help(ProgramTest):
             "similar": "model query pairs top json dtype threads",
             "tokenize": "model input-format format no-special max-tokens truncate output",
             "info": "model json threads dtype",
-            "graphs": "lengths max-buckets budget batch-size max-tokens model json svg output",
+            "graphs": "graphs lengths max-buckets budget batch-size max-tokens model json svg output",
             "version": "json",
             "help": "man output",
         }

@@ -4,7 +4,7 @@ import math
 import random
 import xml.etree.ElementTree
 
-from cli_support import (BAD_CONFIG, FAILED, NO_INPUT, USAGE, CANNOT_CREATE, ProgramTest,
+from cli_support import (BAD_CONFIG, CANNOT_CREATE, FAILED, NO_INPUT, USAGE, WORDS, ProgramTest,
                          environment, main)
 
 
@@ -156,8 +156,8 @@ class Plan(ProgramTest):
         self.fails(FAILED, "graphs", "plan", "--lengths", "-", stdin="\n", words=["no token count"])
         self.fails(NO_INPUT, "graphs", "plan", "--lengths", self.path("none"), words=["none"])
         self.fails(USAGE, "graphs", "plan", words=["--lengths"])
-        self.fails(USAGE, "graphs", words=["plan or show"])
-        self.fails(USAGE, "graphs", "draw", words=["plan or show", "'draw'"])
+        self.fails(USAGE, "graphs", words=["plan, show or stats"])
+        self.fails(USAGE, "graphs", "draw", words=["plan, show or stats", "'draw'"])
         self.fails(USAGE, "graphs", "plan", "x", "--lengths", "-", words=["'x'"])
         self.fails(USAGE, "graphs", "show", "x", "y", words=["'y'"])
         self.fails(USAGE, "graphs", "plan", "--lengths", "-", "--max-buckets", 0,
@@ -167,6 +167,62 @@ class Plan(ProgramTest):
         self.fails(USAGE, "graphs", "plan", "--lengths", "-", "--svg", "x", words=["show"])
         self.fails(CANNOT_CREATE, "graphs", "plan", "--lengths", "-", "-o",
                    self.path("none/plan.json"), stdin="3\n", words=["none/plan.json"])
+
+
+class Embed(ProgramTest):
+    TEXTS = "\n".join(" ".join(WORDS[(i * j + i) % len(WORDS)] for j in range(i % 23))
+                      for i in range(150)) + "\n"
+
+    def test_equal_bytes(self):
+        self.ok("graphs", "plan", "--lengths", "-", "--max-tokens", 200, "--max-buckets", 5, "-o",
+                self.path("plan.json"), stdin=lines(log_normal(200, 20)))
+        for threads in (1, 2):
+            ask = ("embed", "--model", self.model, "--threads", threads, "--format", "f32")
+            off, _ = self.ok(*ask, "--graphs", "off", stdin=self.TEXTS)
+            self.assertEqual(len(off), 150 * self.dims * 4)
+            for graphs in ([], ["--graphs", "on"], ["--graphs", self.path("plan.json")]):
+                self.assertEqual(self.ok(*ask, *graphs, stdin=self.TEXTS)[0], off)
+            self.assertEqual(self.ok(*ask, stdin=self.TEXTS,
+                                     env=environment(MSTAR_GRAPHS="off"))[0], off)
+
+    def test_stats_line(self):
+        _, err = self.ok("embed", "--model", self.model, "--stats", stdin=self.TEXTS)
+        self.assertRegex(err, r"mstar embed: \d+ batches replayed, 0 eager")
+        self.assertRegex(err, r"(\d+) of \1 buckets captured")
+        _, err = self.ok("embed", "--model", self.model, "--stats", "--graphs", "off",
+                         stdin=self.TEXTS)
+        self.assertIn("graphs are off", err)
+
+    def test_every_step_is_accounted_for(self):
+        out, _ = self.ok("graphs", "stats", "--model", self.model, "--json", stdin=self.TEXTS)
+        stats = json.loads(out)
+        self.assertEqual(stats["steps"], stats["replays"] + stats["eager_steps"])
+        self.assertEqual(stats["eager_steps"], sum(stats["misses"].values()))
+        buckets = stats["buckets"]
+        self.assertEqual([b["tokens"] for b in buckets], sorted(b["tokens"] for b in buckets))
+        self.assertEqual(sum(b["replays"] for b in buckets), stats["replays"])
+        self.assertEqual(sum(b["replayed_tokens"] for b in buckets), stats["tokens"]["replayed"])
+        self.assertEqual(sum(b["padding_tokens"] for b in buckets), stats["tokens"]["padding"])
+        for b in buckets:
+            self.assertEqual(b["replayed_tokens"] + b["padding_tokens"],
+                             b["replays"] * b["tokens"])
+        self.assertEqual(sum(b["bytes"] for b in buckets), stats["bytes"]["graphs"])
+        ids, _ = self.ok("tokenize", "--model", self.model, "--format", "ids", "--max-tokens", 32,
+                         stdin=self.TEXTS)
+        self.assertEqual(stats["tokens"]["replayed"] + stats["tokens"]["eager"],
+                         len(ids.decode().split()))
+        text, _ = self.ok("graphs", "stats", "--model", self.model, stdin=self.TEXTS)
+        self.assertIn("replays", text.decode())
+
+    def test_refused(self):
+        self.fails(NO_INPUT, "embed", "--model", self.model, "--graphs", self.path("none"),
+                   words=["none"])
+        self.fails(BAD_CONFIG, "embed", "--model", self.model, "--graphs",
+                   self.write("bad.json", "{}"), words=["bad.json", "mstar_graphs"])
+        self.fails(USAGE, "graphs", "stats", words=["--model"])
+        self.fails(USAGE, "graphs", "stats", "--model", self.model, "--graphs", "off",
+                   words=["--graphs is off"])
+        self.fails(USAGE, "graphs", "stats", "--model", self.model, "--svg", "x", words=["--svg"])
 
 
 class Show(ProgramTest):

@@ -10,6 +10,7 @@
 #include "mstar/node.h"
 #include "mstar/ops.h"
 #include "mstar/ragged.h"
+#include "mstar/region.h"
 #include "mstar/runner.h"
 #include "mstar/step.h"
 #include "mstar/tensor.h"

@@ -337,9 +337,14 @@ typedef struct mstar_piecewise_call_inputs {
     const mstar_tensors *static_inputs;
     const mstar_step_context *engine_inputs; /* the batch, padded, and the node's resources */
     void *kwargs;                            /* the config's forward_kwargs, as they are */
+    /* How many tokens and requests are real, at addresses that hold for this shape and slot: for
+       mstar_stream_set_rows. While the region runs, the stream's live row count is num_tokens. */
+    const int64_t *num_tokens, *num_requests;
 } mstar_piecewise_call_inputs;
 
-/* The region itself. Adds its results to outputs (a NULL name is "x"); at least one. */
+/* The region itself: gives work to engine_inputs->stream and adds its results to outputs (a NULL
+ * name is "x"), compact tensors; at least one. Memory that it works in is among the static inputs.
+ */
 typedef mstar_status (*mstar_capture_fn)(void *user, const mstar_piecewise_call_inputs *inputs,
                                          mstar_tensors *outputs);
 /* The input buffers of a shape, called once for each (shape, slot). A tensor without data is
@@ -347,10 +352,12 @@ typedef mstar_status (*mstar_capture_fn)(void *user, const mstar_piecewise_call_
 typedef mstar_status (*mstar_make_static_inputs)(void *user, const mstar_capture_shape *shape,
                                                  mstar_tensors *inputs);
 /* The region's own resource work over the padded batch: fills *step, which starts empty, or leaves
- * *declared at 0. Pure: also asked about handles that no resource knows yet. */
+ * *declared at 0. One request may bring several lengths. Pure: also asked about handles that no
+ * resource knows yet. */
 typedef mstar_status (*mstar_declare_region_step)(void *user, const int64_t *requests,
-                                                  const int64_t *lengths, int64_t count,
-                                                  mstar_step *step, int *declared);
+                                                  int64_t num_requests, const int64_t *lengths,
+                                                  int64_t num_lengths, mstar_step *step,
+                                                  int *declared);
 /* May the region's lease be taken before the outer step is declared? */
 typedef int (*mstar_can_lease)(void *user, const mstar_node_input *inputs, int64_t count);
 

@@ -16,7 +16,9 @@
 /* Asks lay_out for a size. *bytes: what place needs; tensors without data. */
 mstar_status mst_scratch_lay_out(const mstar_graph_runner *runner, mstar_frame_size size,
                                  mstar_tensors *scratch, size_t *bytes);
-/* Gives every tensor its place in a block of at least that many bytes. */
+/* Bytes of the tensors that have no data; one with data is refused unless it may be there. */
+mstar_status mst_scratch_bytes(const mstar_tensors *scratch, bool may_have_data, size_t *bytes);
+/* Gives every tensor without data its place in a block of at least that many bytes. */
 void mst_scratch_place(mstar_tensors *scratch, void *block);
 
 /* ---- static_inputs.c: buffers that captures read --------------------------------------------- */

@@ -27,6 +27,23 @@ static mstar_status view_bytes(const mstar_tensor *tensor, size_t *bytes)
     return MSTAR_OK;
 }
 
+mstar_status mst_scratch_bytes(const mstar_tensors *scratch, bool may_have_data, size_t *bytes)
+{
+    *bytes = 0;
+    for (int64_t i = 0; i < scratch->count; i++) {
+        const mstar_named_tensor *item = &scratch->items[i];
+        if (item->tensor.data != NULL && may_have_data)
+            continue;
+        if (item->tensor.data != NULL)
+            return mst_fail(MSTAR_INVALID_ARGUMENT,
+                            "tensor \"%.64s\" has data; only its shape is asked for", item->name);
+        size_t piece;
+        MST_TRY(view_bytes(&item->tensor, &piece));
+        MST_TRY(mst_size_add(*bytes, piece, bytes));
+    }
+    return MSTAR_OK;
+}
+
 mstar_status mst_scratch_lay_out(const mstar_graph_runner *runner, mstar_frame_size size,
                                  mstar_tensors *scratch, size_t *bytes)
 {
@@ -35,19 +52,11 @@ mstar_status mst_scratch_lay_out(const mstar_graph_runner *runner, mstar_frame_s
     if (runner->hooks.lay_out == NULL)
         return MSTAR_OK;
     mstar_status status = runner->hooks.lay_out(runner->user, size, scratch);
+    if (status == MSTAR_OK)
+        status = mst_scratch_bytes(scratch, false, bytes);
     if (status != MSTAR_OK)
         return mst_fail_in(status, "%s: lay_out for %lld requests of %lld tokens", runner->node,
                            (long long)size.bs, (long long)size.num_tokens);
-    for (int64_t i = 0; i < scratch->count; i++) {
-        const mstar_named_tensor *item = &scratch->items[i];
-        if (item->tensor.data != NULL)
-            return mst_fail(MSTAR_INVALID_ARGUMENT,
-                            "%s: lay_out gave tensor \"%.64s\" with data; it only asks for memory",
-                            runner->node, item->name);
-        size_t piece;
-        MST_TRY(view_bytes(&item->tensor, &piece));
-        MST_TRY(mst_size_add(*bytes, piece, bytes));
-    }
     return MSTAR_OK;
 }
 
@@ -57,7 +66,9 @@ void mst_scratch_place(mstar_tensors *scratch, void *block)
     for (int64_t i = 0; i < scratch->count; i++) {
         mstar_tensor *tensor = &scratch->items[i].tensor;
         size_t piece = 0;
-        (void)view_bytes(tensor, &piece); /* lay_out has added them up */
+        if (tensor->data != NULL)
+            continue;                     /* it came with memory of its own */
+        (void)view_bytes(tensor, &piece); /* they have been added up */
         tensor->data = piece > 0 ? at : NULL;
         at += piece;
     }

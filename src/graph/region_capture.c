@@ -1,0 +1,299 @@
+/*
+ * region_capture.c - a region before its first run: static inputs of its own for each shape and
+ * slot, then one capture after another, with results copied out as the last of the recorded work.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "graph/region.h"
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+mstar_step_context mst_region_context(const mstar_region_runner *runner,
+                                      const mst_region_capture *capture, const int64_t *requests,
+                                      int64_t num_requests, int64_t bs)
+{
+    mstar_step_context context;
+    mstar_step_context_init(&context);
+    context.walk = MSTAR_REGION_WALK;
+    context.slot = capture->lease.slot;
+    context.requests = requests; /* the real ones: padding rows are no requests of the batch */
+    context.num_requests = num_requests;
+    context.padded_requests = runner->handles;
+    context.num_padded_requests = bs;
+    context.lease = &capture->lease;
+    context.stream = runner->stream;
+    context.resources = runner->resources;
+    return context;
+}
+
+mstar_status mst_region_handles(mstar_region_runner *runner, int32_t slot, const int64_t *real,
+                                int64_t num_real, int64_t bs)
+{
+    int64_t first = runner->first_handle - slot * runner->config->info.max_batch_size;
+    return mstar_graph_pad_handles(real, num_real, bs, first, runner->handles);
+}
+
+void mst_region_reset_padding(mstar_region_runner *runner, const mstar_step_context *context,
+                              int free_storage)
+{
+    for (int64_t i = 0; runner->resources != NULL && i < context->num_padded_requests; i++) {
+        if (context->padded_requests[i] < 0)
+            mstar_resources_reset_request(runner->resources, context->padded_requests[i],
+                                          free_storage);
+    }
+}
+
+mstar_status mst_region_plan(mstar_region_runner *runner, const mstar_step_context *context,
+                             const int64_t *lengths, int64_t count, int *declared)
+{
+    const mstar_piecewise_config_info *config = &runner->config->info;
+    *declared = 0;
+    if (config->declare_step == NULL)
+        return MSTAR_OK;
+    mstar_step_clear(runner->step);
+    mstar_status status =
+        config->declare_step(config->user, context->padded_requests, context->num_padded_requests,
+                             lengths, count, runner->step, declared);
+    if (status != MSTAR_OK)
+        return mst_fail_in(status, "%s: declare_step", runner->key_info);
+    if (!*declared)
+        return MSTAR_OK;
+    mstar_admission admission = {.struct_size = sizeof admission};
+    MST_TRY(mstar_resources_admit(runner->resources, context, runner->step, &admission));
+    if (admission.outcome != MSTAR_ADMITTED)
+        return mst_fail(admission.outcome == MSTAR_NOT_READY ? MSTAR_BUSY : MSTAR_CANCELLED,
+                        "%s: resource \"%.64s\" does not admit the step: %.128s", runner->key_info,
+                        admission.resource != NULL ? admission.resource : "", admission.reason);
+    return mstar_resources_plan(runner->resources, context, runner->step);
+}
+
+/* ---- static inputs --------------------------------------------------------------------------- */
+
+static mstar_status make_inputs(mstar_region_runner *runner, int64_t shape, int32_t slot)
+{
+    const mstar_piecewise_config_info *config = &runner->config->info;
+    mst_region_capture *capture = &runner->captures[shape * runner->num_slots + slot];
+    mstar_status status =
+        config->make_static_inputs(config->user, &runner->shapes.items[shape], &capture->inputs);
+    if (status != MSTAR_OK)
+        return mst_fail(status, "make_static_inputs answers \"%s\"", mstar_status_text(status));
+    size_t bytes = 0;
+    MST_TRY(mst_scratch_bytes(&capture->inputs, true, &bytes));
+    MST_TRY(mstar_buffer_create(runner->device, bytes, &capture->memory));
+    mst_scratch_place(&capture->inputs, mstar_buffer_get_data(capture->memory));
+    runner->info.static_input_bytes += bytes;
+    return MSTAR_OK;
+}
+
+static void drop(mstar_region_runner *runner, int64_t shape)
+{
+    const mstar_capture_shape *dropped = &runner->shapes.items[shape];
+    runner->captured[shape] = 0;
+    for (int32_t slot = 0; slot < runner->num_slots; slot++) {
+        mst_region_capture *capture = &runner->captures[shape * runner->num_slots + slot];
+        mstar_graph_destroy(capture->graph);
+        capture->graph = NULL;
+    }
+    mst_log(MST_LOG_ERROR, "%s: the shape of %lld requests and %lld tokens is not captured: %s",
+            runner->key_info, (long long)dropped->bs, (long long)dropped->total_tokens,
+            mstar_last_error());
+    if (runner->info.first_failure[0] == '\0')
+        (void)snprintf(runner->info.first_failure, sizeof runner->info.first_failure, "%s",
+                       mstar_last_error());
+}
+
+static mstar_status claim(mstar_region_runner *runner)
+{
+    mstar_lease *leases;
+    mstar_claim all = {.struct_size = sizeof all, .node = runner->node};
+    MST_TRY(mst_alloc_array(runner->shapes.count * runner->num_slots, sizeof *leases, "leases",
+                            (void **)&leases));
+    for (int64_t i = 0; i < runner->shapes.count; i++) {
+        if (!runner->captured[i])
+            continue;
+        for (int32_t slot = 0; slot < runner->num_slots; slot++)
+            leases[all.num_leases++] = runner->captures[i * runner->num_slots + slot].lease;
+        all.max_bs = mst_max_i64(all.max_bs, runner->shapes.items[i].bs);
+        all.max_tokens = mst_max_i64(all.max_tokens, runner->shapes.items[i].total_tokens);
+    }
+    all.leases = leases;
+    mstar_status status = mstar_resources_claim(runner->resources, &all);
+    mst_free(leases);
+    return status == MSTAR_OK ? MSTAR_OK : mst_fail_in(status, "%s: claim", runner->key_info);
+}
+
+mstar_status mstar_region_runner_prepare(mstar_region_runner *runner)
+{
+    MST_TRY(mst_check_not_null("runner", runner));
+    if (runner->phase != MST_RUNNER_NEW)
+        return mst_fail(MSTAR_OUT_OF_ORDER, "region %s has been prepared already",
+                        runner->key_info);
+    runner->phase = MST_RUNNER_PREPARED;
+    for (int64_t i = 0; i < runner->shapes.count; i++) {
+        runner->captured[i] = 1;
+        for (int32_t slot = 0; slot < runner->num_slots && runner->captured[i]; slot++) {
+            if (make_inputs(runner, i, slot) != MSTAR_OK)
+                drop(runner, i);
+        }
+    }
+    if (runner->resources == NULL)
+        return MSTAR_OK;
+    for (; runner->handles_added < runner->num_handles; runner->handles_added++)
+        MST_TRY(mstar_resources_add_request(runner->resources,
+                                            runner->first_handle - runner->handles_added));
+    return claim(runner);
+}
+
+/* ---- capture --------------------------------------------------------------------------------- */
+
+static mstar_status run_region(mstar_region_runner *runner, mst_region_capture *capture,
+                               const mstar_step_context *context, mstar_tensors *outputs)
+{
+    const mstar_piecewise_config_info *config = &runner->config->info;
+    const mstar_piecewise_call_inputs call = {.static_inputs = &capture->inputs,
+                                              .engine_inputs = context,
+                                              .kwargs = config->forward_kwargs,
+                                              .num_tokens = &capture->num_tokens,
+                                              .num_requests = &capture->num_requests};
+    mst_tensors_clear(outputs);
+    MST_TRY(mstar_stream_set_rows(runner->stream, &capture->num_tokens));
+    mstar_status status = config->capture_fn(config->user, &call, outputs);
+    MST_TRY(mstar_stream_set_rows(runner->stream, NULL));
+    if (status != MSTAR_OK)
+        return mst_fail_in(status, "capture_fn");
+    return outputs->count > 0 ? MSTAR_OK
+                              : mst_fail(MSTAR_INVALID_ARGUMENT, "capture_fn adds no result");
+}
+
+/* Buffers like the results of a run, outside of what any capture works in. */
+static mstar_status make_outputs(mstar_region_runner *runner, mst_region_capture *capture,
+                                 const mstar_tensors *results)
+{
+    size_t bytes;
+    mst_tensors_clear(&capture->outputs);
+    for (int64_t i = 0; i < results->count; i++) {
+        const mstar_tensor *result = &results->items[i].tensor;
+        mstar_tensor shape = mstar_tensor_make(NULL, result->dtype, result->rank, result->shape);
+        for (int32_t dim = 0; dim < result->rank; dim++) {
+            if (result->shape[dim] > 1 && result->strides[dim] != shape.strides[dim])
+                return mst_fail(MSTAR_NOT_SUPPORTED,
+                                "result \"%.64s\" has stride %lld in dimension %d; results are "
+                                "compact",
+                                results->items[i].name, (long long)result->strides[dim], dim);
+        }
+        if (result->rank == 0)
+            return mst_fail(MSTAR_INVALID_ARGUMENT, "result \"%.64s\" has rank 0; it needs rows",
+                            results->items[i].name);
+        MST_TRY(mstar_tensors_add(&capture->outputs, results->items[i].name, &shape));
+    }
+    MST_TRY(mst_scratch_bytes(&capture->outputs, false, &bytes));
+    MST_TRY(mstar_buffer_create(runner->device, bytes, &capture->out));
+    mst_scratch_place(&capture->outputs, mstar_buffer_get_data(capture->out));
+    runner->info.output_bytes += bytes;
+    return MSTAR_OK;
+}
+
+static mstar_status copy_out(mstar_region_runner *runner, const mst_region_capture *capture,
+                             const mstar_tensors *results)
+{
+    for (int64_t i = 0; i < capture->outputs.count; i++) {
+        const mstar_named_tensor *to = &capture->outputs.items[i];
+        const mstar_tensor *from = mstar_tensors_find(results, to->name);
+        size_t bytes = mstar_dtype_bytes(to->tensor.dtype);
+        if (from == NULL)
+            return mst_fail(MSTAR_INVALID_ARGUMENT,
+                            "result \"%.64s\" of the warm-up is not there in the capture",
+                            to->name);
+        for (int32_t dim = 0; dim < to->tensor.rank; dim++)
+            bytes *= (size_t)to->tensor.shape[dim];
+        if (bytes > 0)
+            MST_TRY(
+                runner->device->backend->copy(runner->stream, to->tensor.data, from->data, bytes));
+    }
+    return MSTAR_OK;
+}
+
+static mstar_status record(mstar_region_runner *runner, mst_region_capture *capture,
+                           const mstar_step_context *context, mstar_tensors *results)
+{
+    MST_TRY(mstar_graph_capture_begin(runner->stream));
+    mstar_status status = run_region(runner, capture, context, results);
+    if (status == MSTAR_OK)
+        status = copy_out(runner, capture, results);
+    if (status != MSTAR_OK) {
+        mstar_graph_capture_abort(runner->stream);
+        return status;
+    }
+    return mstar_graph_capture_end(runner->stream, &capture->graph);
+}
+
+static mstar_status capture_slot(mstar_region_runner *runner, int64_t index, int32_t slot)
+{
+    const mstar_capture_shape *shape = &runner->shapes.items[index];
+    mst_region_capture *capture = &runner->captures[index * runner->num_slots + slot];
+    mstar_tensors results = {NULL, 0, 0};
+    capture->num_tokens = shape->total_tokens;
+    capture->num_requests = shape->bs;
+    MST_TRY(mst_region_handles(runner, slot, NULL, 0, shape->bs));
+    mstar_step_context context =
+        mst_region_context(runner, capture, runner->handles, shape->bs, shape->bs);
+    context.capturing = 1;
+    mstar_status status = MSTAR_OK;
+    int declared;
+    /* at least one run tells the results' shapes */
+    int32_t warmups = runner->num_warmups > 0 ? runner->num_warmups : 1;
+    for (int32_t i = 0; i <= warmups && status == MSTAR_OK; i++) {
+        status = mst_region_plan(runner, &context, shape->seq_lens, shape->bs, &declared);
+        if (status == MSTAR_OK && i < warmups) {
+            status = run_region(runner, capture, &context, &results);
+            mst_region_reset_padding(runner, &context, 0);
+        }
+        if (status == MSTAR_OK && i == 0)
+            status = make_outputs(runner, capture, &results);
+    }
+    if (status == MSTAR_OK)
+        status = record(runner, capture, &context, &results);
+    /* a batched region's padding rows are used at every replay and keep their storage */
+    mst_region_reset_padding(runner, &context, runner->config->info.type == MSTAR_PIECEWISE_PACKED);
+    mstar_tensors_release(&results);
+    MST_TRY(status);
+    mstar_graph_info info = {.struct_size = sizeof info};
+    MST_TRY(mstar_graph_query(capture->graph, &info));
+    runner->info.graph_bytes += info.bytes;
+    return MSTAR_OK;
+}
+
+mstar_status mstar_region_runner_capture(mstar_region_runner *runner)
+{
+    MST_TRY(mst_check_not_null("runner", runner));
+    if (runner->phase != MST_RUNNER_PREPARED)
+        return mst_fail(MSTAR_OUT_OF_ORDER,
+                        runner->phase == MST_RUNNER_NEW
+                            ? "region %s captures before it was prepared"
+                            : "region %s has captured already",
+                        runner->key_info);
+    runner->phase = MST_RUNNER_READY;
+    mstar_status first = MSTAR_OK;
+    int64_t start = mst_runner_now();
+    for (int64_t i = 0; i < runner->shapes.count; i++) {
+        int64_t shape = runner->order[i];
+        mstar_status status = MSTAR_OK;
+        for (int32_t slot = 0; runner->captured[shape] && slot < runner->num_slots; slot++) {
+            status = capture_slot(runner, shape, slot);
+            if (status != MSTAR_OK)
+                drop(runner, shape);
+        }
+        first = first != MSTAR_OK ? first : status;
+        runner->info.num_captured += runner->captured[shape];
+    }
+    runner->info.capture_ns = mst_runner_now() - start;
+    const char *required = mst_env_get(MST_ENV_REQUIRE_GRAPHS);
+    if (runner->info.num_captured == runner->shapes.count || required == NULL ||
+        strcmp(required, "1") != 0)
+        return MSTAR_OK;
+    return mst_fail(first != MSTAR_OK ? first : MSTAR_OUT_OF_MEMORY,
+                    "region %s: captured %lld of %lld shapes and %s is 1: %s", runner->key_info,
+                    (long long)runner->info.num_captured, (long long)runner->shapes.count,
+                    mst_env_name(MST_ENV_REQUIRE_GRAPHS), runner->info.first_failure);
+}

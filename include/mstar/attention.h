@@ -34,8 +34,10 @@
  * first key (Milakov and Gimelshein 2018, Rabe and Staats 2021), the result rounded once to q's
  * dtype. bf16 and f16 inputs are widened exactly; where the kernel multiplies pairs of bf16
  * (levels avx512bf16 and amx), bf16 inputs below 2^-126 count as 0 and each weight is rounded to
- * bf16 before it meets v, the sum of weights being taken before. Masking is by selection: a NaN or
- * infinity outside a segment, or on a key that a row does not see, never reaches that row.
+ * bf16 before it meets v, the sum of weights being taken before. On a GPU bf16 and f16 go through tensor cores,
+ * where weights are rounded to q's dtype in the same way and q.k itself, before the scale, must lie
+ * inside f32. Masking is by selection: a NaN or infinity outside a segment, or on a key that a row
+ * does not see, never reaches that row.
  */
 #ifndef MSTAR_ATTENTION_H
 #define MSTAR_ATTENTION_H
@@ -76,8 +78,9 @@ typedef struct mstar_ragged_prefill_desc {
     int64_t
         window_left; /* -1 no limit; else a row sees at most this many keys before its own place */
     int64_t window_right; /* -1 no limit; else at most this many after it */
-    const char
-        *backend; /* NULL or "auto", "native", "reference"; "fa2" and "fa3" exist on a GPU only */
+    const char *backend; /* NULL or "auto", "native", "reference"; on a GPU also "fa2", the portable
+                            tensor-core kernel, which "auto" picks for bf16 and f16; "fa3", a Hopper
+                            kernel, is refused until there is one */
     int32_t value_head_dim; /* reserved: -1 */
     int32_t num_sinks;      /* reserved: 0 */
     double logits_soft_cap; /* reserved: 0 */

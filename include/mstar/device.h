@@ -90,6 +90,14 @@ MSTAR_API mstar_status mstar_device_query_kernel(const mstar_device *device, int
  */
 MSTAR_API mstar_status mstar_stream_create(mstar_device *device, int32_t num_threads,
                                            mstar_stream **stream);
+/*
+ * A stream of the host's own as one of ours: on a GPU native is its CUstream or cudaStream_t (NULL
+ * the default stream), kept, and must outlive the wrapper; it belongs to the device's primary
+ * context. Destroying the wrapper leaves it alone. MSTAR_NOT_SUPPORTED on the CPU.
+ */
+MSTAR_API mstar_status mstar_stream_wrap(mstar_device *device, void *native, mstar_stream **stream);
+/* The CUstream behind a stream, borrowed; NULL on the CPU. */
+MSTAR_API void *mstar_stream_get_native(const mstar_stream *stream);
 MSTAR_API void mstar_stream_destroy(mstar_stream *stream);
 /* Returns when all work queued on the stream has finished. */
 MSTAR_API mstar_status mstar_stream_synchronize(mstar_stream *stream);
@@ -117,7 +125,11 @@ MSTAR_API void mstar_buffer_destroy(mstar_buffer *buffer);
 /* The address on the device; never changes. NULL for 0 bytes. */
 MSTAR_API void *mstar_buffer_get_data(const mstar_buffer *buffer);
 MSTAR_API size_t mstar_buffer_get_bytes(const mstar_buffer *buffer);
-/* Copies in stream order; MSTAR_INVALID_ARGUMENT where offset + bytes passes the buffer's end. */
+/*
+ * Copies in stream order; MSTAR_INVALID_ARGUMENT where offset + bytes passes the buffer's end. The
+ * source of an upload may be changed when the call returns, and what is downloaded is there once
+ * the stream has been synchronized.
+ */
 MSTAR_API mstar_status mstar_buffer_upload(mstar_buffer *buffer, mstar_stream *stream,
                                            size_t offset_bytes, const void *source, size_t bytes);
 MSTAR_API mstar_status mstar_buffer_download(const mstar_buffer *buffer, mstar_stream *stream,

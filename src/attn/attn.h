@@ -117,6 +117,7 @@ typedef struct mst_attn_wrapper {
     mstar_stream *stream; /* all threads, for calls with a NULL stream; NULL on a GPU */
     mst_attn_config config;
     mst_attn_plan plan;
+    void *image; /* the plan on the device; NULL where the device reads ours */
     void *workspace;
     size_t workspace_bytes; /* what run needs */
     bool workspace_is_own;

@@ -139,6 +139,17 @@ static mstar_status read_backend(const mstar_device *device, const char *name,
         config->shape.reference = true;
         return MSTAR_OK;
     }
+    bool on_gpu = device->backend->kind == MSTAR_DEVICE_CUDA;
+    if (on_gpu && strcmp(name, "fa2") == 0 && config->shape.dtype != MSTAR_DTYPE_F32)
+        return MSTAR_OK; /* the portable tensor-core kernel, which is also the native one */
+    if (on_gpu && strcmp(name, "fa2") == 0)
+        return mst_fail(MSTAR_NOT_SUPPORTED,
+                        "desc.backend is \"fa2\", whose tensor cores take bf16 and f16, and "
+                        "desc.q_data_type is f32; accepted are auto, native and reference");
+    if (on_gpu && strcmp(name, "fa3") == 0)
+        return mst_fail(MSTAR_NOT_SUPPORTED,
+                        "desc.backend is \"fa3\": this build has no Hopper kernel; accepted are "
+                        "auto, native, fa2 and reference");
     if (strcmp(name, "fa2") == 0 || strcmp(name, "fa3") == 0)
         return mst_fail(MSTAR_NOT_SUPPORTED,
                         "desc.backend is \"%s\", which exists on a GPU only, and the device is %s; "

@@ -204,6 +204,7 @@ mstar_status mst_attn_run(mst_attn_wrapper *wrapper, mstar_stream *stream, const
         call.zero_end = out->shape[0];
     }
     call.scratch = wrapper->workspace;
+    call.image = wrapper->image;
     call.q_rows = mst_min_i64(q->shape[0], out->shape[0]);
     call.kv_rows = mst_min_i64(k->shape[kv_row_dim], v->shape[kv_row_dim]);
     if (config->graph)

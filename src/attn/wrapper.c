@@ -29,6 +29,8 @@ static void destroy(mst_attn_wrapper *wrapper)
         return;
     mstar_device *device = wrapper->device;
     mst_attn_plan_free(&wrapper->plan);
+    if (wrapper->image != NULL)
+        device->backend->attn_image_destroy(device, wrapper->image);
     if (wrapper->workspace_is_own && wrapper->workspace != NULL)
         device->backend->memory_free(device, wrapper->workspace);
     mstar_stream_destroy(wrapper->stream);
@@ -58,6 +60,41 @@ static mstar_status take_workspace(mst_attn_wrapper *wrapper, void *workspace,
     return MSTAR_OK;
 }
 
+/* Plans, and sends the plan to a device that keeps an image of it. */
+static mstar_status make_plan(mst_attn_wrapper *wrapper, mstar_stream *stream,
+                              const mst_attn_layout *layout, bool causal)
+{
+    mst_attn_plan *plan = &wrapper->plan;
+    mstar_device *device = wrapper->device;
+    const mst_backend *backend = device->backend;
+    if (wrapper->image != NULL)
+        MST_TRY(backend->attn_image_begin(stream, device, wrapper->image, layout->num_segments,
+                                          layout->num_tokens));
+    MST_TRY(mst_attn_plan_make(plan, device, &wrapper->config, layout, causal));
+    if (wrapper->image == NULL)
+        return MSTAR_OK;
+    mst_attn_call call = {.shape = &wrapper->config.shape,
+                          .causal = plan->causal,
+                          .q_offsets = plan->q_offsets,
+                          .kv_offsets = plan->kv_offsets,
+                          .items = plan->items,
+                          .num_items = plan->num_items};
+    mstar_status status =
+        backend->attn_image_end(stream, device, wrapper->image, &call, plan->num_tokens);
+    plan->ready = status == MSTAR_OK; /* a device that fails here has failed for good */
+    return status;
+}
+
+static mstar_status make_image(mst_attn_wrapper *wrapper)
+{
+    const mst_attn_config *config = &wrapper->config;
+    mstar_device *device = wrapper->device;
+    if (device->backend->attn_image_create == NULL)
+        return MSTAR_OK;
+    return device->backend->attn_image_create(device, &config->shape, config->max_num_segments,
+                                              config->max_total_tokens, &wrapper->image);
+}
+
 /* Graph mode is planned at its ceilings, from its own offset vectors. */
 static mstar_status prime(mst_attn_wrapper *wrapper)
 {
@@ -68,7 +105,7 @@ static mstar_status prime(mst_attn_wrapper *wrapper)
         mst_attn_spread(config->max_total_kv_tokens, config->max_num_segments, plan->kv_offsets);
     mst_attn_layout layout = {plan->q_offsets, plan->kv_offsets, config->max_num_segments,
                               config->max_total_tokens, config->max_total_kv_tokens};
-    return mst_attn_plan_make(plan, wrapper->device, config, &layout, false);
+    return make_plan(wrapper, NULL, &layout, false);
 }
 
 static mstar_status create(mstar_device *device, mst_attn_kind kind,
@@ -90,6 +127,7 @@ static mstar_status create(mstar_device *device, mst_attn_kind kind,
     if (device->backend->kind == MSTAR_DEVICE_CPU)
         MST_TRY_GOTO(mstar_stream_create(device, -1, &wrapper->stream), fail);
     MST_TRY_GOTO(mst_attn_plan_reserve(&wrapper->plan, device, &wrapper->config), fail);
+    MST_TRY_GOTO(make_image(wrapper), fail);
     if (config.graph)
         MST_TRY_GOTO(prime(wrapper), fail);
     device->backend->attn_kernel(device, &wrapper->config.shape, &wrapper->kernel,
@@ -107,8 +145,7 @@ static mstar_status plan_layout(mst_attn_wrapper *wrapper, mstar_stream *stream,
     MST_TRY(mst_capture_refuse("plan"));
     MST_TRY(mst_check_range("causal", causal, 0, 1));
     MST_TRY(mst_attn_pick_stream(wrapper, stream, &stream));
-    MST_TRY(
-        mst_attn_plan_make(&wrapper->plan, wrapper->device, &wrapper->config, layout, causal == 1));
+    MST_TRY(make_plan(wrapper, stream, layout, causal == 1));
     wrapper->plans++;
     return MSTAR_OK;
 }

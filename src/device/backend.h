@@ -118,6 +118,7 @@ typedef struct mst_attn_call {
     int64_t zero_begin,
         zero_end;  /* rows of out (lse: -inf) to clear: graph mode's tail; equal = none */
     void *scratch; /* attn_scratch_bytes, aligned to 64 */
+    void *image; /* the plan as the device reads it (attn_image_create); NULL where it reads ours */
     mst_attn_live live;
     int64_t q_rows, kv_rows; /* rows that q and out have, that k and v have */
 } mst_attn_call;
@@ -162,6 +163,9 @@ struct mst_backend {
     mstar_status (*copy)(mstar_stream *stream, void *destination, const void *source, size_t bytes);
 
     mstar_status (*stream_open)(mstar_stream *stream);
+    /* The same over a stream of the caller's; NULL where there are none. */
+    mstar_status (*stream_wrap)(mstar_stream *stream, void *native);
+    void *(*stream_native)(const mstar_stream *stream);
     void (*stream_close)(mstar_stream *stream);
     mstar_status (*stream_synchronize)(mstar_stream *stream);
     mstar_status (*event_open)(mstar_event *event);
@@ -198,6 +202,20 @@ struct mst_backend {
        ceil(lq / rows) row tiles or ceil(num_kv_heads / heads) head groups; sizes the work list of
        graph mode. NULL: {1, 1}. */
     mst_attn_tile (*attn_worst_tile)(const mstar_device *device, const mst_attn_shape *shape);
+    /*
+     * A device that does not read host memory keeps an image of the plan; all four are NULL where
+     * it does. create: graph mode's ceilings, -1 in eager mode. begin: everything about a plan of
+     * so many segments and query tokens that can fail for want of memory; the former image stays
+     * in force. end: writes the plan (offsets, items, causal of the call; nothing else is set) and
+     * sends it in stream order. stream NULL, for graph mode's first plan: waits until it is there.
+     */
+    mstar_status (*attn_image_create)(mstar_device *device, const mst_attn_shape *shape,
+                                      int64_t max_segments, int64_t max_tokens, void **image);
+    void (*attn_image_destroy)(mstar_device *device, void *image);
+    mstar_status (*attn_image_begin)(mstar_stream *stream, mstar_device *device, void *image,
+                                     int64_t num_segments, int64_t num_tokens);
+    mstar_status (*attn_image_end)(mstar_stream *stream, mstar_device *device, void *image,
+                                   const mst_attn_call *plan, int64_t num_tokens);
     mstar_status (*attn_run)(mstar_stream *stream, const mst_attn_call *call);
 
     size_t (*linear_packed_bytes)(const mstar_device *device, const mst_linear_shape *shape);
@@ -241,6 +259,8 @@ struct mst_backend {
 const mst_backend *mst_backend_find(const char *name, size_t name_bytes);
 /* cpu/cpu_backend.c */
 const mst_backend *mst_cpu_backend(void);
+/* cuda/cuda_backend.c; only a build with kernels offers it by name */
+const mst_backend *mst_cuda_backend(void);
 
 /*
  * graph.c: MSTAR_OUT_OF_ORDER naming the call while this thread captures, and the capture is then

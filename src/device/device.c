@@ -9,7 +9,11 @@
 #include "device/backend.h"
 
 /* The names that this build can open, for error texts. */
+#if defined(MST_HAVE_CUDA)
+#define DEVICE_NAMES "\"cpu\", \"cuda:0\" and on"
+#else
 #define DEVICE_NAMES "\"cpu\""
+#endif
 
 void mstar_device_desc_init(mstar_device_desc *desc)
 {

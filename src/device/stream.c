@@ -26,6 +26,38 @@ mstar_status mstar_stream_create(mstar_device *device, int32_t num_threads, msta
     return MSTAR_OK;
 }
 
+mstar_status mstar_stream_wrap(mstar_device *device, void *native, mstar_stream **stream)
+{
+    MST_TRY(mst_check_not_null("device", device));
+    MST_TRY(mst_check_not_null("stream", stream));
+    MST_TRY(mst_capture_refuse("wrap of a stream"));
+    if (device->backend->stream_wrap == NULL)
+        return mst_fail(MSTAR_NOT_SUPPORTED,
+                        "device \"%s\" has no streams but its own; make one with "
+                        "mstar_stream_create",
+                        device->backend->name);
+    void *memory;
+    MST_TRY(mst_alloc_zero(sizeof(mstar_stream), "stream", &memory));
+    mstar_stream *made = memory;
+    made->device = device;
+    made->max_threads = device->num_threads;
+    mstar_status status = device->backend->stream_wrap(made, native);
+    if (status != MSTAR_OK) {
+        mst_free(made);
+        return status;
+    }
+    mst_device_retain(device);
+    *stream = made;
+    return MSTAR_OK;
+}
+
+void *mstar_stream_get_native(const mstar_stream *stream)
+{
+    if (stream == NULL || stream->device->backend->stream_native == NULL)
+        return NULL;
+    return stream->device->backend->stream_native(stream);
+}
+
 void mstar_stream_destroy(mstar_stream *stream)
 {
     if (stream == NULL)

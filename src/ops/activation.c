@@ -23,6 +23,8 @@ static mstar_status run_activation(mstar_stream *stream, mstar_activation activa
                                    const mstar_tensor *x, const mstar_tensor *out)
 {
     MST_TRY(mst_check_not_null("stream", stream));
+    MST_TRY(mst_ops_check_has(stream->device, stream->device->backend->activation != NULL,
+                              "activation"));
     MST_TRY(mst_ops_check_activation("activation", activation));
     MST_TRY(mst_ops_check_input(stream->device, "x", x, 2));
     MST_TRY(mst_ops_check_output(stream->device, "out", out, 2));

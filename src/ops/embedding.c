@@ -34,6 +34,8 @@ static mstar_status run_embedding(mstar_stream *stream, const mstar_tensor *cons
                                   const mstar_tensor *out)
 {
     MST_TRY(mst_check_not_null("stream", stream));
+    MST_TRY(
+        mst_ops_check_has(stream->device, stream->device->backend->embedding != NULL, "embedding"));
     MST_TRY(mst_check_range("num_tables", num_tables, 1, MST_MAX_TABLES));
     MST_TRY(mst_check_not_null("tables", (const void *)tables));
     MST_TRY(mst_check_not_null("ids", (const void *)ids));

@@ -99,6 +99,7 @@ mstar_status mstar_linear_create(mstar_device *device, const mstar_linear_desc *
     MST_TRY(mst_check_not_null("device", device));
     MST_TRY(mst_check_not_null("linear", linear));
     MST_TRY(mst_capture_refuse("create of a linear"));
+    MST_TRY(mst_ops_check_has(device, device->backend->linear_run != NULL, "linear"));
     mstar_linear_desc full;
     mstar_linear_desc_init(&full);
     MST_TRY(mst_desc_read("desc", desc, &full, sizeof full));

@@ -8,6 +8,7 @@ static mstar_status check_norm(const mstar_stream *stream, const mstar_tensor *x
                                const mstar_tensor *residual, const mstar_tensor *out)
 {
     MST_TRY(mst_check_not_null("stream", stream));
+    MST_TRY(mst_ops_check_has(stream->device, stream->device->backend->layer_norm != NULL, "norm"));
     const mstar_device *device = stream->device;
     MST_TRY(mst_ops_check_input(device, "x", x, 2));
     MST_TRY(mst_ops_check_output(device, "out", out, 2));

@@ -32,6 +32,8 @@ mstar_status mst_ops_check_activation(const char *name, mstar_activation activat
 /* Rows whose ids or offsets are read by this very call: the live count where the stream has one, 0
  * while it captures. */
 mstar_status mst_ops_rows_now(const mstar_stream *stream, int64_t num_rows, int64_t *rows);
+/* NOT_SUPPORTED where the device's backend has no such operation. */
+mstar_status mst_ops_check_has(const mstar_device *device, bool has, const char *operation);
 /* NULL gives absent rows. */
 mst_rows mst_ops_rows(const mstar_tensor *tensor);
 

@@ -12,6 +12,13 @@ static mstar_status check_place(const mstar_device *device, const char *name,
     return MSTAR_OK;
 }
 
+mstar_status mst_ops_check_has(const mstar_device *device, bool has, const char *operation)
+{
+    return has ? MSTAR_OK
+               : mst_fail(MSTAR_NOT_SUPPORTED, "%s does not run on device \"%s\" in this version",
+                          operation, device->backend->name);
+}
+
 mstar_status mst_ops_check_input(const mstar_device *device, const char *name,
                                  const mstar_tensor *tensor, int32_t rank)
 {

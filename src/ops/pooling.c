@@ -71,6 +71,7 @@ static mstar_status run_pooling(mstar_stream *stream, mstar_pooling pooling, con
                                 const int32_t *skip, const mstar_tensor *out)
 {
     MST_TRY(mst_check_not_null("stream", stream));
+    MST_TRY(mst_ops_check_has(stream->device, stream->device->backend->pooling != NULL, "pooling"));
     MST_TRY(mst_check_range("pooling", (int64_t)pooling, 0, (int64_t)NUM_POOLINGS - 1));
     MST_TRY(mst_ops_check_input(stream->device, "x", x, 2));
     MST_TRY(mst_ops_check_output(stream->device, "out", out, 2));

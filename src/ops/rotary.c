@@ -8,6 +8,7 @@ static mstar_status run_rotary(mstar_stream *stream, const mstar_tensor *x,
                                int interleaved, const mstar_tensor *out)
 {
     MST_TRY(mst_check_not_null("stream", stream));
+    MST_TRY(mst_ops_check_has(stream->device, stream->device->backend->rotary != NULL, "rotary"));
     MST_TRY(mst_ops_check_input(stream->device, "x", x, 3));
     MST_TRY(mst_ops_check_output(stream->device, "out", out, 3));
     MST_TRY(mst_ops_check_shape("out", out, "x", x));

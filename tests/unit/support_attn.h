@@ -138,7 +138,7 @@ bool attn_same_bits(const mstar_tensor *a, int64_t a_row, const mstar_tensor *b,
 typedef struct attn_reference {
     int64_t tokens;
     double *out, *out_bound; /* [tokens, H, D] */
-    double *pair_bound;      /* more, for levels that multiply pairs of bf16 */
+    double *pair_bound;      /* more, for levels that round weights: pairs of bf16, tensor cores */
     double *lse, *lse_bound; /* [tokens, H] */
     int64_t loose;           /* elements whose bound says nothing (over a tenth of the values) */
     int64_t elements;

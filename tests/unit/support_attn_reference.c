@@ -208,6 +208,9 @@ static void reference_row(const row_place *place, row_work *work, attn_reference
         if (problem->dtype == MSTAR_DTYPE_BF16)
             reference->pair_bound[at * dim + d] =
                 (count > 1 ? 0x1p-8 * (magnitude + bound) : 0.0) + 0x1p-126;
+        if (problem->dtype == MSTAR_DTYPE_F16) /* weights down to the least denormal of f16 */
+            reference->pair_bound[at * dim + d] =
+                count > 1 ? 0x1p-11 * (magnitude + bound) + keys * 0x1p-25 * largest : 0.0;
         if (!(bound - steps <= 0.1 * largest)) /* values of a few steps are no looseness */
             reference->loose++;
     }
@@ -312,8 +315,10 @@ static bool fits(double got, double want, double bound)
 bool attn_reference_check(const attn_problem *problem, const attn_data *data,
                           const attn_reference *reference, const char *isa)
 {
-    bool pairs = strcmp(isa, "avx512bf16") == 0 || strcmp(isa, "amx") == 0 ||
-                 strcmp(isa, ATTN_EMULATED) == 0;
+    bool pairs = strcmp(isa, "sm80") == 0 ||
+                 (problem->dtype == MSTAR_DTYPE_BF16 &&
+                  (strcmp(isa, "avx512bf16") == 0 || strcmp(isa, "amx") == 0 ||
+                   strcmp(isa, ATTN_EMULATED) == 0));
     int64_t bad = 0;
     int64_t heads = problem->num_qo_heads;
     int64_t dim = problem->head_dim;

@@ -12,7 +12,7 @@ LAYOUTS ?= 100000
 TEXTS ?= 100000
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help deps deps-build deps-venv deps-check build model wheel demo check asan asan-clang tsan fuzz soak valgrind analyze aarch64 warnings layers docs-check faults-check abi-check \
+.PHONY: help deps deps-build deps-venv deps-check build model wheel demo check cuda check-gpu bench-gpu asan asan-clang tsan fuzz soak valgrind analyze aarch64 warnings layers docs-check faults-check abi-check \
 	bench bench-peers format format-check install clean venv
 
 help: ## this list
@@ -137,6 +137,17 @@ bench: build model ## measure attention, products and embedding: bench/results/<
 bench-peers: build model deps-venv ## ours against other engines, strings to vectors: bench/results (7 GB of packages)
 	@bench/install_peers.sh
 	@build/bench-venv/bin/python bench/compare_embed.py --model $(MODEL) $(BENCH_FLAGS)
+
+cuda: deps-check ## build with the kernels for NVIDIA GPUs: build/cuda (needs no card)
+	@tools/get_cuda.sh
+	@cmake --preset cuda >/dev/null
+	@cmake --build --preset cuda -j $(JOBS)
+
+check-gpu: cuda ## the attention tests on cuda:0
+	@build/cuda/tests/test_cuda_attention cuda:0
+
+bench-gpu: cuda ## measure attention on cuda:0: bench/results/<card>.csv
+	@python3 bench/run_gpu.py $(BENCH_FLAGS)
 
 format: ## run clang-format over the C sources
 	@git ls-files '*.c' '*.h' | xargs clang-format -i

@@ -20,5 +20,9 @@ const char *mstar_version(void)
 const char *mstar_build_info(void)
 {
     return "mstar " MST_VERSION " commit " MST_COMMIT " " MST_BUILD_TYPE " " COMPILER
-           " isa: " MST_ISAS_TEXT " backends: cpu";
+           " isa: " MST_ISAS_TEXT " backends: cpu"
+#if defined(MST_HAVE_CUDA)
+           " cuda"
+#endif
+        ;
 }

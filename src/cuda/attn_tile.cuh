@@ -1,0 +1,1068 @@
+/*
+ * attn_tile.cuh - ragged attention on tensor cores of sm_80 and newer: mma.sync, cp.async, ldmatrix.
+ *
+ * A block of four warps takes a row tile of one kv head: 16 * MT rows a warp, a row being one query
+ * row of one query head of the group (grouped heads share their keys, so they share a tile). Keys go
+ * in blocks of 64 counted from the segment's first key, with an online softmax over them. Blocks stay
+ * and take work from the plan's list until it is empty; the list's length is read from memory.
+ *
+ * Order of sums (the bits): block after block in ascending order; within one, products sum as the
+ * matrix instruction does, 16 keys at a time; a thread sums its own weights over the block first. All
+ * of that counts from the segment's first key and knows nothing of tile height, stages or other
+ * segments. Where keys are split, each part starts afresh and parts merge in ascending order.
+ * Floating point outside the matrix instructions is written with explicit rounding, and the file is
+ * compiled without contraction, so that every instance computes the same bits.
+ *
+ * Nothing outside a segment is ever read: rows past its end are filled with zeros on the way in.
+ * Masking is by selection. In a block where some row does not see some key, a weight of 0 would turn
+ * a non-finite v into NaN; such v are found, taken out of the product, and added where they are seen.
+ */
+#ifndef MST_CUDA_ATTN_TILE_CUH
+#define MST_CUDA_ATTN_TILE_CUH
+
+#include "cuda/attn_args.h"
+
+namespace mst {
+
+enum { WARPS = 4, THREADS = WARPS * 32 };
+
+struct bf16 {};
+struct f16 {};
+
+/* ---- instructions ---------------------------------------------------------------------------- */
+
+template <typename T>
+__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+
+template <>
+__device__ __forceinline__ void mma<bf16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                          uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+                 "{%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ __forceinline__ void mma<f16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+                 "{%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* c = a b, and c += a b where it is not the first of its sum. */
+template <typename T>
+__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                    bool first)
+{
+    if (first)
+        c[0] = c[1] = c[2] = c[3] = 0.0f;
+    mma<T>(c, a, b0, b1);
+}
+
+/* Two floats rounded to the nearest, low half first. */
+template <typename T> __device__ __forceinline__ uint32_t pack(float low, float high);
+
+template <> __device__ __forceinline__ uint32_t pack<bf16>(float low, float high)
+{
+    uint32_t packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+template <> __device__ __forceinline__ uint32_t pack<f16>(float low, float high)
+{
+    uint32_t packed;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+/* One 16-bit element as a float. */
+template <typename T> __device__ __forceinline__ float widen(uint16_t bits);
+
+template <> __device__ __forceinline__ float widen<bf16>(uint16_t bits)
+{
+    return __uint_as_float((uint32_t)bits << 16);
+}
+
+template <> __device__ __forceinline__ float widen<f16>(uint16_t bits)
+{
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+/* Exponent bits of both halves of a word. */
+template <typename T> struct exponent_mask;
+template <> struct exponent_mask<bf16> {
+    static constexpr uint32_t low = 0x7f80u;
+};
+template <> struct exponent_mask<f16> {
+    static constexpr uint32_t low = 0x7c00u;
+};
+
+__device__ __forceinline__ void load4(uint32_t (&r)[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load4_transposed(uint32_t (&r)[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+/* 16 bytes to shared memory without waiting. */
+__device__ __forceinline__ void copy16(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* The same where wanted, else zeros, and nothing is read. */
+__device__ __forceinline__ void copy16_or_zero(uint32_t to, const void *from, bool wanted)
+{
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(wanted ? 16 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copies_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int LEFT> __device__ __forceinline__ void copies_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+__device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#define MST_NEG_INF __uint_as_float(0xff800000u)
+
+/* Largest and sum over the four threads that hold a row. */
+__device__ __forceinline__ float quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x)
+{
+    x = __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+/* ---- one instance ---------------------------------------------------------------------------- */
+
+template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile {
+    static constexpr int ROWS = WARPS * 16 * MT;
+    static constexpr int CHUNKS = DT / 8;            /* of 16 bytes, in a row */
+    static constexpr int PITCH = (CHUNKS + 1) * 16;  /* odd in chunks: ldmatrix without conflicts */
+    static constexpr int BLOCK_BYTES = BN * PITCH;
+    static constexpr int SMEM_BYTES = ROWS * PITCH + 2 * STAGES * BLOCK_BYTES;
+    static constexpr int KT = BN / 16;       /* groups of 16 keys */
+    static constexpr int DG = DT / 16;               /* groups of 16 columns */
+    static constexpr int SLOT_FLOATS = THREADS * MT * (DT / 2 + 4);
+
+    /* The work in hand; the same in every thread. What the inner loop does not need stays in shared
+       memory, for registers are what this kernel is short of. */
+    uint32_t item;
+    int rows; /* rows of the tile that exist */
+    int lk;
+
+    /* Where this thread's next copies of k and v come from. */
+    const char *k_from, *v_from;
+
+    /* This thread's part. */
+    float o[MT][DT / 8][4];
+    float m[MT][2], l[MT][2];
+    uint32_t qf[QREG ? MT : 1][QREG ? DG : 1][4];
+
+    bool special; /* a masked block held a non-finite v in this thread's share */
+
+    uint32_t q_smem, k_smem, v_smem;
+
+    /* A field of the item in hand, by its place in mst_cuda_attn_item. */
+    enum {
+        Q_FIRST, KV_FIRST, LQ, LK, ROW_BEGIN, ROW_END, KEY_BEGIN, KEY_END, SPLIT, NUM_SPLITS, SLOT,
+        PART_KEYS
+    };
+    __device__ __forceinline__ int get(int field) const
+    {
+        int value;
+        asm volatile("ld.shared.s32 %0, [%1];" : "=r"(value) : "r"(item + (field / 4) * PITCH + field % 4 * 4));
+        return value;
+    }
+
+    __device__ __forceinline__ static int warp()
+    {
+        return threadIdx.x >> 5;
+    }
+    __device__ __forceinline__ static int lane()
+    {
+        return threadIdx.x & 31;
+    }
+
+    /* ---- loads ------------------------------------------------------------------------------- */
+
+    /* A thread copies every LANES-th chunk of every PASS_ROWS-th row: consecutive threads whole
+       sectors, and all addresses a constant away from a few. */
+    static constexpr int LANES = CHUNKS % 32 == 0 ? 32 : CHUNKS % 16 == 0 ? 16 : CHUNKS % 8 == 0 ? 8 :
+                                 CHUNKS % 4 == 0 || BN < 64 ? 4 : 2;
+    static constexpr int PASS_ROWS = THREADS / LANES;
+    static constexpr int STEPS = (CHUNKS + LANES - 1) / LANES;
+    static_assert(BN % PASS_ROWS == 0, "a block is a whole number of passes");
+
+    /* Whether a lane has a chunk to copy in a step. The last chunk of a row is padding where the head
+       dim is 8 short of DT: zeroed once, and left alone by the copies. */
+    __device__ __forceinline__ static bool copies_chunk(const mst_cuda_attn_args &a, int lane_chunk,
+                                                        int step)
+    {
+        return (step + 1) * LANES < CHUNKS || lane_chunk + step * LANES < (a.head_dim + 7) / 8;
+    }
+
+    /* The same by elements, for rows that do not lie on 16 bytes: at once, zeros past the head dim. */
+    __device__ __noinline__ static void copy_elements(uint32_t to, const uint16_t *from, int head_dim)
+    {
+#pragma unroll 1
+        for (int chunk = threadIdx.x % LANES; chunk < CHUNKS; chunk += LANES) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int d = chunk * 8 + 2 * i;
+                uint32_t word = from != nullptr && d < head_dim ? from[d] : 0u;
+                if (from != nullptr && d + 1 < head_dim)
+                    word |= (uint32_t)from[d + 1] << 16;
+                asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + chunk * 16 + i * 4), "r"(word) : "memory");
+            }
+        }
+    }
+
+    __device__ __forceinline__ void clear_padding(const mst_cuda_attn_args &a)
+    {
+        if (a.head_dim > DT - 8)
+            return;
+        for (int row = threadIdx.x; row < ROWS + 2 * STAGES * BN; row += THREADS)
+            asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(q_smem + row * PITCH + (CHUNKS - 1) * 16),
+                         "r"(0)
+                         : "memory");
+        __syncthreads();
+    }
+
+    template <bool SLOW>
+    __device__ __forceinline__ void load_rows(const mst_cuda_attn_args &a, int row_begin, int head)
+    {
+        int lane_chunk = threadIdx.x % LANES;
+        const char *base = (const char *)a.q +
+                           ((int64_t)get(Q_FIRST) * a.q_row_stride + (int64_t)head * a.q_head_stride) * 2 +
+                           lane_chunk * 16;
+        uint32_t to = q_smem + (threadIdx.x / LANES) * PITCH + lane_chunk * 16;
+#pragma unroll 2
+        for (int pass = 0; pass < (ROWS + PASS_ROWS - 1) / PASS_ROWS; pass++) {
+            int row = threadIdx.x / LANES + pass * PASS_ROWS;
+            if (ROWS % PASS_ROWS != 0 && row >= ROWS)
+                break;
+            unsigned packed = (unsigned)(row_begin + row);
+            unsigned token = a.group == 1 ? packed : packed / (unsigned)a.group;
+            unsigned of = packed - token * (unsigned)a.group;
+            const char *from = base + ((int64_t)token * a.q_row_stride + (int64_t)of * a.q_head_stride) * 2;
+            bool wanted = row < rows;
+            if (SLOW && a.elements) {
+                copy_elements(q_smem + row * PITCH,
+                              wanted ? (const uint16_t *)(from - lane_chunk * 16) : nullptr, a.head_dim);
+                continue;
+            }
+            if (!wanted)
+                from = base;
+#pragma unroll
+            for (int i = 0; i < STEPS; i++)
+                if (copies_chunk(a, lane_chunk, i))
+                    copy16_or_zero(to + pass * PASS_ROWS * PITCH + i * LANES * 16, from + i * LANES * 16,
+                                   wanted);
+        }
+    }
+
+    /* Sets where copies of k and v begin: the first key of a block. */
+    __device__ __forceinline__ void aim(const mst_cuda_attn_args &a, int kv_head, int block)
+    {
+        int64_t row = (int64_t)get(KV_FIRST) + block * BN + threadIdx.x / LANES;
+        int lane_bytes = threadIdx.x % LANES * 16;
+        k_from = (const char *)a.k + (row * a.k_row_stride + (int64_t)kv_head * a.k_head_stride) * 2 + lane_bytes;
+        v_from = (const char *)a.v + (row * a.v_row_stride + (int64_t)kv_head * a.v_head_stride) * 2 + lane_bytes;
+    }
+
+    /* Keys [block * BN, block * BN + BN) of k or v; moves on to the next block. */
+    template <bool SLOW>
+    __device__ __forceinline__ void load_block(const mst_cuda_attn_args &a, uint32_t to, const char *&from,
+                                               int64_t row_stride, unsigned block)
+    {
+        int64_t pass_bytes = row_stride * (2 * PASS_ROWS);
+        int lane_chunk = threadIdx.x % LANES;
+        to += (STAGES > 1 ? (block % STAGES) * BLOCK_BYTES : 0) + (threadIdx.x / LANES) * PITCH +
+              lane_chunk * 16;
+        if (SLOW && a.elements) {
+            int lane_bytes = lane_chunk * 16;
+            int left = lk - (int)(block * BN) - (int)(threadIdx.x / LANES);
+            for (int pass = 0; pass < BN / PASS_ROWS; pass++, from += pass_bytes)
+                copy_elements(to - lane_bytes + pass * PASS_ROWS * PITCH,
+                              pass * PASS_ROWS < left ? (const uint16_t *)(from - lane_bytes) : nullptr,
+                              a.head_dim);
+        } else if ((int)((block + 1) * BN) <= lk) {
+#pragma unroll
+            for (int pass = 0; pass < BN / PASS_ROWS; pass++, from += pass_bytes)
+#pragma unroll
+                for (int i = 0; i < STEPS; i++)
+                    if (copies_chunk(a, lane_chunk, i))
+                        copy16(to + pass * PASS_ROWS * PITCH + i * LANES * 16, from + i * LANES * 16);
+        } else {
+            int left = lk - (int)(block * BN) - (int)(threadIdx.x / LANES);
+#pragma unroll
+            for (int pass = 0; pass < BN / PASS_ROWS; pass++, from += pass_bytes) {
+                bool wanted = pass * PASS_ROWS < left;
+#pragma unroll
+                for (int i = 0; i < STEPS; i++)
+                    if (copies_chunk(a, lane_chunk, i))
+                        copy16_or_zero(to + pass * PASS_ROWS * PITCH + i * LANES * 16,
+                                       wanted ? from + i * LANES * 16 : (const char *)a.k, wanted);
+            }
+        }
+        copies_commit();
+    }
+
+    template <bool SLOW>
+    __device__ __forceinline__ void load_k(const mst_cuda_attn_args &a, unsigned block)
+    {
+        load_block<SLOW>(a, k_smem, k_from, a.k_row_stride, block);
+    }
+    template <bool SLOW>
+    __device__ __forceinline__ void load_v(const mst_cuda_attn_args &a, unsigned block)
+    {
+        load_block<SLOW>(a, v_smem, v_from, a.v_row_stride, block);
+    }
+
+    /* ---- one block of keys ------------------------------------------------------------------- */
+
+    /* First row of the tile, counted in rows of the group from the segment's first. */
+    __device__ __forceinline__ int row_first() const
+    {
+        return get(ROW_BEGIN);
+    }
+
+    /* First and one past the last key that a row of the tile sees. */
+    __device__ __forceinline__ void sees(const mst_cuda_attn_args &a, int causal, int row, int &low,
+                                         int &high) const
+    {
+        unsigned packed = (unsigned)(row_first() + row);
+        int token = (int)(a.group == 1 ? packed : packed / (unsigned)a.group);
+        int diagonal = lk - get(LQ) + token;
+        int after = causal ? 0 : a.window_right;
+        low = a.window_left == MST_CUDA_NO_WINDOW ? 0 : diagonal - a.window_left;
+        high = after == MST_CUDA_NO_WINDOW ? lk : min(lk, diagonal + after + 1);
+    }
+
+    /* s = q k^T, one key group of 16 after the other; groups past the last needed stay 0. */
+    template <bool EDGE>
+    __device__ __forceinline__ void scores(float (&s)[MT][BN / 8][4], uint32_t k_at, int groups)
+    {
+        uint32_t k_lane = k_at + ((lane() & 7) + ((lane() >> 4) << 3)) * PITCH + ((lane() >> 3) & 1) * 16;
+        uint32_t q_lane = q_smem + (warp() * 16 * MT + (lane() & 15)) * PITCH + (lane() >> 4) * 16;
+        if (EDGE) {
+#pragma unroll
+            for (int i = 0; i < MT; i++)
+#pragma unroll
+                for (int j = 0; j < BN / 8; j++)
+                    s[i][j][0] = s[i][j][1] = s[i][j][2] = s[i][j][3] = 0.0f;
+        }
+#pragma unroll
+        for (int d = 0; d < DG; d++) {
+            uint32_t q[MT][4];
+#pragma unroll
+            for (int i = 0; i < MT; i++) {
+                if (QREG) {
+#pragma unroll
+                    for (int x = 0; x < 4; x++)
+                        q[i][x] = qf[i][d][x];
+                } else {
+                    load4(q[i], q_lane + i * 16 * PITCH + d * 32);
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < KT; n++) {
+                if (EDGE && n >= groups)
+                    break;
+                uint32_t k[4];
+                load4(k, k_lane + n * 16 * PITCH + d * 32);
+#pragma unroll
+                for (int i = 0; i < MT; i++) {
+                    mma<T>(s[i][2 * n], q[i], k[0], k[1], !EDGE && d == 0);
+                    mma<T>(s[i][2 * n + 1], q[i], k[2], k[3], !EDGE && d == 0);
+                }
+            }
+        }
+    }
+
+    /* Scores of keys that a row does not see become -inf. */
+    __device__ __forceinline__ void mask(const mst_cuda_attn_args &a, int causal,
+                                         float (&s)[MT][BN / 8][4], int first_key)
+    {
+#pragma unroll
+        for (int i = 0; i < MT; i++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                int low, high;
+                sees(a, causal, warp() * 16 * MT + i * 16 + h * 8 + (lane() >> 2), low, high);
+                low -= first_key + (lane() & 3) * 2;
+                high -= first_key + (lane() & 3) * 2;
+#pragma unroll
+                for (int j = 0; j < BN / 8; j++) {
+#pragma unroll
+                    for (int x = 0; x < 2; x++) {
+                        int key = j * 8 + x;
+                        if (key < low || key >= high)
+                            s[i][j][2 * h + x] = MST_NEG_INF;
+                    }
+                }
+            }
+        }
+    }
+
+    /*
+     * Scores become weights p, rounded, as the matrix instruction wants them; m, l and o move to the
+     * new maximum. Rows are independent, so each stage does all of them. WIDE: products with the
+     * scale may overflow, differences from the maximum times the scale do no harm.
+     */
+    template <bool WIDE>
+    __device__ __forceinline__ void weigh(const mst_cuda_attn_args &a, float (&s)[MT][BN / 8][4],
+                                          uint32_t (&p)[MT][KT][4])
+    {
+        float scale = a.scale_log2;
+        float largest[MT][2], offset[MT][2], shrink[MT][2], sum[MT][2];
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                largest[i][h] = m[i][h];
+#pragma unroll
+                for (int j = 0; j < BN / 8; j++)
+                    largest[i][h] = fmaxf(largest[i][h], fmaxf(s[i][j][2 * h], s[i][j][2 * h + 1]));
+            }
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                largest[i][h] = quad_max(largest[i][h]);
+                /* nothing seen so far: any finite reference gives weights of 0 */
+                float reference = largest[i][h] == MST_NEG_INF ? 0.0f : largest[i][h];
+                offset[i][h] = WIDE ? reference : __fmul_rn(reference, scale);
+                shrink[i][h] = exp2_fast(WIDE ? __fmul_rn(__fsub_rn(m[i][h], reference), scale)
+                                              : __fsub_rn(__fmul_rn(m[i][h], scale), offset[i][h]));
+                m[i][h] = largest[i][h];
+                sum[i][h] = 0.0f;
+            }
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++)
+#pragma unroll
+            for (int i = 0; i < MT; i++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    float w[2];
+#pragma unroll
+                    for (int x = 0; x < 2; x++) {
+                        float score = s[i][j][2 * h + x];
+                        w[x] = exp2_fast(WIDE ? __fmul_rn(__fsub_rn(score, offset[i][h]), scale)
+                                              : __fmaf_rn(score, scale, -offset[i][h]));
+                    }
+                    sum[i][h] = __fadd_rn(sum[i][h], __fadd_rn(w[0], w[1]));
+                    p[i][j / 2][h + 2 * (j & 1)] = pack<T>(w[0], w[1]);
+                }
+#pragma unroll
+        for (int i = 0; i < MT; i++) {
+            l[i][0] = __fmaf_rn(l[i][0], shrink[i][0], sum[i][0]);
+            l[i][1] = __fmaf_rn(l[i][1], shrink[i][1], sum[i][1]);
+            /* times 1 changes nothing: later blocks seldom hold a new maximum */
+            if (!__any_sync(0xffffffffu, shrink[i][0] != 1.0f || shrink[i][1] != 1.0f))
+                continue;
+#pragma unroll
+            for (int j = 0; j < DT / 8; j++) {
+                o[i][j][0] = __fmul_rn(o[i][j][0], shrink[i][0]);
+                o[i][j][1] = __fmul_rn(o[i][j][1], shrink[i][0]);
+                o[i][j][2] = __fmul_rn(o[i][j][2], shrink[i][1]);
+                o[i][j][3] = __fmul_rn(o[i][j][3], shrink[i][1]);
+            }
+        }
+    }
+
+    /* o += p v over the key groups of the block. */
+    template <bool EDGE>
+    __device__ __forceinline__ void accumulate(const uint32_t (&p)[MT][KT][4], uint32_t v_at, int groups)
+    {
+        uint32_t v_lane = v_at + (lane() & 15) * PITCH + (lane() >> 4) * 16;
+#pragma unroll
+        for (int n = 0; n < KT; n++) {
+            if (EDGE && n >= groups)
+                break;
+#pragma unroll
+            for (int d = 0; d < DG; d++) {
+                uint32_t v[4];
+                load4_transposed(v, v_lane + n * 16 * PITCH + d * 32);
+#pragma unroll
+                for (int i = 0; i < MT; i++) {
+                    mma<T>(o[i][2 * d], p[i][n], v[0], v[1]);
+                    mma<T>(o[i][2 * d + 1], p[i][n], v[2], v[3]);
+                }
+            }
+        }
+    }
+
+    /* ---- non-finite v under a mask ------------------------------------------------------------ */
+
+    __device__ __forceinline__ static bool is_special(uint32_t word)
+    {
+        constexpr uint32_t low = exponent_mask<T>::low;
+        return (word & low) == low || (word & (low << 16)) == (low << 16);
+    }
+
+    /* Whether this thread's share of the block holds a NaN or an infinity. */
+    __device__ bool has_special(uint32_t v_at) const
+    {
+        bool found = false;
+        for (int at = threadIdx.x; at < BN * CHUNKS; at += THREADS) {
+            uint32_t w0, w1, w2, w3;
+            asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(w0), "=r"(w1), "=r"(w2), "=r"(w3)
+                         : "r"(v_at + (at / CHUNKS) * PITCH + (at % CHUNKS) * 16));
+            found |= is_special(w0) || is_special(w1) || is_special(w2) || is_special(w3);
+        }
+        return found;
+    }
+
+    /* Adds non-finite elements to the rows that see their key, then takes them out of the block. */
+    __device__ __noinline__ static void settle(float *o_flat, uint32_t v_at, const int *low_high,
+                                               int first_key)
+    {
+        for (int key = 0; key < BN; key++) {
+            for (int j = 0; j < DT / 8; j++) {
+                uint32_t word;
+                asm volatile("ld.shared.u32 %0, [%1];"
+                             : "=r"(word)
+                             : "r"(v_at + key * PITCH + j * 16 + (lane() & 3) * 4));
+                if (!is_special(word))
+                    continue;
+                for (int x = 0; x < 2; x++) {
+                    uint16_t bits = (uint16_t)(x == 0 ? word & 0xffffu : word >> 16);
+                    if ((bits & exponent_mask<T>::low) != exponent_mask<T>::low)
+                        continue;
+                    for (int i = 0; i < MT; i++)
+                        for (int h = 0; h < 2; h++) {
+                            const int *range = low_high + (i * 2 + h) * 2;
+                            if (first_key + key >= range[0] && first_key + key < range[1])
+                                o_flat[(i * (DT / 8) + j) * 4 + 2 * h + x] += widen<T>(bits);
+                        }
+                }
+            }
+        }
+        __syncthreads();
+        for (int at = threadIdx.x; at < BN * CHUNKS * 4; at += THREADS) {
+            uint32_t place = v_at + (at / (CHUNKS * 4)) * PITCH + (at % (CHUNKS * 4)) * 4;
+            uint32_t word;
+            asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(place));
+            if ((word & exponent_mask<T>::low) == exponent_mask<T>::low)
+                word &= 0xffff0000u;
+            if ((word & (exponent_mask<T>::low << 16)) == (exponent_mask<T>::low << 16))
+                word &= 0x0000ffffu;
+            asm volatile("st.shared.u32 [%0], %1;" ::"r"(place), "r"(word) : "memory");
+        }
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ void settle_block(const mst_cuda_attn_args &a, int causal, uint32_t v_at,
+                                                 int first_key)
+    {
+        int low_high[MT * 4];
+        float o_flat[MT * DT / 2];
+#pragma unroll
+        for (int i = 0; i < MT; i++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                sees(a, causal, warp() * 16 * MT + i * 16 + h * 8 + (lane() >> 2),
+                     low_high[(i * 2 + h) * 2], low_high[(i * 2 + h) * 2 + 1]);
+#pragma unroll
+            for (int j = 0; j < DT / 8; j++)
+#pragma unroll
+                for (int x = 0; x < 4; x++)
+                    o_flat[(i * (DT / 8) + j) * 4 + x] = o[i][j][x];
+        }
+        settle(o_flat, v_at, low_high, first_key);
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+#pragma unroll
+            for (int j = 0; j < DT / 8; j++)
+#pragma unroll
+                for (int x = 0; x < 4; x++)
+                    o[i][j][x] = o_flat[(i * (DT / 8) + j) * 4 + x];
+    }
+
+    /* ---- the loop over blocks ---------------------------------------------------------------- */
+
+    __device__ __forceinline__ void clear()
+    {
+#pragma unroll
+        for (int i = 0; i < MT; i++) {
+            m[i][0] = m[i][1] = MST_NEG_INF;
+            l[i][0] = l[i][1] = 0.0f;
+#pragma unroll
+            for (int j = 0; j < DT / 8; j++)
+                o[i][j][0] = o[i][j][1] = o[i][j][2] = o[i][j][3] = 0.0f;
+        }
+    }
+
+    /* SLOW: v may hold non-finite elements that some row does not see, or the scale is very large. */
+    template <bool EDGE, bool SLOW>
+    __device__ __forceinline__ void step(const mst_cuda_attn_args &a, int causal, bool row_mask,
+                                         unsigned block, unsigned last)
+    {
+        bool active = warp() * 16 * MT < rows;
+        int groups = KT;
+        if (EDGE)
+            groups = min(KT, (lk - (int)(block * BN) + 15) / 16);
+        uint32_t k_at = k_smem + (STAGES > 1 ? (block % STAGES) * BLOCK_BYTES : 0);
+        uint32_t v_at = v_smem + (STAGES > 1 ? (block % STAGES) * BLOCK_BYTES : 0);
+        float s[MT][BN / 8][4];
+        uint32_t p[MT][KT][4];
+
+        /* k of this block is there, and everybody is done with the block before */
+        if (STAGES == 1) {
+            copies_wait<0>();
+            __syncthreads();
+            load_v<SLOW>(a, block);
+        } else {
+            copies_wait<1>();
+            __syncthreads();
+            if (block < last)
+                load_k<SLOW>(a, block + 1);
+            else
+                copies_commit();
+        }
+        if (active) {
+            scores<EDGE>(s, k_at, groups);
+            if (a.negative) {
+#pragma unroll
+                for (int i = 0; i < MT; i++)
+#pragma unroll
+                    for (int j = 0; j < BN / 8; j++)
+#pragma unroll
+                        for (int x = 0; x < 4; x++)
+                            s[i][j][x] = -s[i][j][x];
+            }
+            if (EDGE)
+                mask(a, causal, s, (int)(block * BN));
+        }
+        if (STAGES == 1) {
+            copies_wait<0>();
+            __syncthreads();
+            if (block < last)
+                load_k<SLOW>(a, block + 1);
+            if (active)
+                weigh<SLOW>(a, s, p);
+        } else {
+            if (active)
+                weigh<SLOW>(a, s, p);
+            copies_wait<1>();
+            __syncthreads();
+            if (block < last)
+                load_v<SLOW>(a, block + 1);
+            else
+                copies_commit();
+        }
+        if (SLOW) {
+            if (row_mask && __syncthreads_or(has_special(v_at)))
+                settle_block(a, causal, v_at, (int)(block * BN));
+        } else if (EDGE && row_mask) {
+            special |= has_special(v_at);
+        }
+        if (active)
+            accumulate<EDGE>(p, v_at, groups);
+    }
+
+    /* All keys of the work in hand; q is on its way, nothing else is. */
+    template <bool SLOW>
+    __device__ __forceinline__ void blocks(const mst_cuda_attn_args &a, int causal, bool row_mask,
+                                           int kv_head, int key_begin, int key_end)
+    {
+        unsigned first = (unsigned)key_begin / BN;
+        unsigned last = (unsigned)(key_end - 1) / BN;
+        clear();
+        aim(a, kv_head, (int)first);
+        load_k<SLOW>(a, first); /* with q, which was asked for before */
+        if (STAGES > 1)
+            load_v<SLOW>(a, first);
+        if (QREG) {
+            if (STAGES > 1)
+                copies_wait<1>();
+            else
+                copies_wait<0>();
+            __syncthreads();
+            uint32_t q_lane = q_smem + (warp() * 16 * MT + (lane() & 15)) * PITCH + (lane() >> 4) * 16;
+#pragma unroll
+            for (int i = 0; i < MT; i++)
+#pragma unroll
+                for (int d = 0; d < DG; d++)
+                    load4(qf[QREG ? i : 0][QREG ? d : 0], q_lane + i * 16 * PITCH + d * 32);
+        }
+        if (SLOW) {
+            for (unsigned block = first; block <= last; block++)
+                step<true, true>(a, causal, row_mask, block, last);
+            return;
+        }
+        /* blocks [whole_begin, whole_end) are seen whole by every row of the tile */
+        unsigned whole_begin = 0, whole_end = (unsigned)lk / BN;
+        if (row_mask) {
+            int low, high, unused;
+            sees(a, causal, 0, unused, high);
+            sees(a, causal, rows - 1, low, unused);
+            whole_begin = low <= 0 ? 0 : (unsigned)(low + BN - 1) / BN;
+            whole_end = high <= 0 ? 0 : (unsigned)high / BN;
+        }
+        for (unsigned block = first; block <= last; block++) {
+            if (block >= whole_begin && block < whole_end)
+                step<false, false>(a, causal, false, block, last);
+            else
+                step<true, false>(a, causal, row_mask, block, last);
+        }
+    }
+
+    /* Whether a product of a score and the scale has come near the end of f32, where only a score's
+       difference from the maximum may be multiplied. */
+    __device__ __forceinline__ bool has_huge_scores(const mst_cuda_attn_args &a) const
+    {
+        bool huge = false;
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                huge |= m[i][h] != MST_NEG_INF && !(fabsf(__fmul_rn(m[i][h], a.scale_log2)) < 0x1p100f);
+        return huge;
+    }
+
+    __device__ __forceinline__ void attend(const mst_cuda_attn_args &a, int causal, int kv_head,
+                                           int key_begin, int key_end)
+    {
+        bool row_mask = causal || a.window_left != MST_CUDA_NO_WINDOW || a.window_right != MST_CUDA_NO_WINDOW;
+        special = false;
+        if (key_end <= key_begin) {
+            clear();
+            return;
+        }
+        bool slow = a.wide || a.elements;
+        if (!slow) {
+            load_rows<false>(a, row_first(), kv_head * a.group);
+            blocks<false>(a, causal, row_mask, kv_head, key_begin, key_end);
+            slow = __syncthreads_or(special || has_huge_scores(a));
+        }
+        if (slow) {
+            load_rows<true>(a, row_first(), kv_head * a.group);
+            blocks<true>(a, causal, row_mask, kv_head, key_begin, key_end);
+        }
+#pragma unroll
+        for (int i = 0; i < MT; i++) {
+            l[i][0] = quad_sum(l[i][0]);
+            l[i][1] = quad_sum(l[i][1]);
+        }
+    }
+
+    /* ---- results ----------------------------------------------------------------------------- */
+
+    __device__ __forceinline__ void store(const mst_cuda_attn_args &a, int head)
+    {
+        int64_t first_token = get(Q_FIRST);
+        int row_begin = row_first();
+        uint32_t own = q_smem + warp() * 16 * MT * PITCH;
+        int first = warp() * 16 * MT;
+        if (first >= rows)
+            return;
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < MT; i++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                int row = i * 16 + h * 8 + (lane() >> 2);
+                /* l is NaN where a score is; then so is the row */
+                float inverse = l[i][h] == 0.0f ? 0.0f : __fdiv_rn(1.0f, l[i][h]);
+                if (a.lse != NULL && (lane() & 3) == 0 && first + row < rows) {
+                    unsigned packed = (unsigned)(row_begin + first + row);
+                    unsigned token = packed / (unsigned)a.group;
+                    unsigned of = packed - token * (unsigned)a.group;
+                    float value = l[i][h] == 0.0f
+                                      ? MST_NEG_INF
+                                      : __fmaf_rn(__fmul_rn(m[i][h], a.scale_log2), 0.6931471805599453f,
+                                                  logf(l[i][h]));
+                    a.lse[(first_token + token) * a.lse_row_stride + head + of] = value;
+                }
+#pragma unroll
+                for (int j = 0; j < DT / 8; j++) {
+                    uint32_t word = pack<T>(__fmul_rn(o[i][j][2 * h], inverse),
+                                            __fmul_rn(o[i][j][2 * h + 1], inverse));
+                    asm volatile("st.shared.u32 [%0], %1;" ::"r"(own + row * PITCH + j * 16 + (lane() & 3) * 4),
+                                 "r"(word)
+                                 : "memory");
+                }
+            }
+        }
+        __syncwarp();
+        constexpr int PASS = 32 / LANES; /* rows that a warp writes at once */
+        int lane_chunk = lane() % LANES;
+        char *base = (char *)a.out + (first_token * a.out_row_stride + (int64_t)head * a.out_head_stride) * 2 +
+                     lane_chunk * 16;
+#pragma unroll 2
+        for (int pass = 0; pass < 16 * MT / PASS; pass++) {
+            int row = lane() / LANES + pass * PASS;
+            if (first + row >= rows)
+                continue;
+            unsigned packed = (unsigned)(row_begin + first + row);
+            unsigned token = a.group == 1 ? packed : packed / (unsigned)a.group;
+            unsigned of = packed - token * (unsigned)a.group;
+            char *to = base + ((int64_t)token * a.out_row_stride + (int64_t)of * a.out_head_stride) * 2;
+            uint32_t from = own + row * PITCH + lane_chunk * 16;
+#pragma unroll
+            for (int i = 0; i < STEPS; i++)
+                if (copies_chunk(a, lane_chunk, i))
+                    store16(a, to + i * LANES * 16, from + i * LANES * 16, (lane_chunk + i * LANES) * 8);
+        }
+    }
+
+    /* 16 bytes of a row of out, from column on; by elements where rows do not lie on 16 bytes. */
+    __device__ __forceinline__ static void store16(const mst_cuda_attn_args &a, char *to, uint32_t from,
+                                                   int column)
+    {
+        uint32_t w[4];
+        asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                     : "r"(from));
+        if (a.out_vector) {
+            *(uint4 *)to = make_uint4(w[0], w[1], w[2], w[3]);
+            return;
+        }
+#pragma unroll
+        for (int x = 0; x < 8; x++)
+            if (column + x < a.head_dim)
+                ((uint16_t *)to)[x] = (uint16_t)(w[x / 2] >> (x % 2 * 16));
+    }
+
+    /* A part's o, m and l, each thread its own. */
+    __device__ __forceinline__ void save(float *slot) const
+    {
+        float4 *to = (float4 *)slot + threadIdx.x;
+#pragma unroll
+        for (int i = 0; i < MT; i++) {
+            __stcg(to, make_float4(m[i][0], m[i][1], l[i][0], l[i][1]));
+            to += THREADS;
+#pragma unroll
+            for (int j = 0; j < DT / 8; j++, to += THREADS)
+                __stcg(to, make_float4(o[i][j][0], o[i][j][1], o[i][j][2], o[i][j][3]));
+        }
+    }
+
+    __device__ __forceinline__ void restore(const float *slot)
+    {
+        const float4 *from = (const float4 *)slot + threadIdx.x;
+#pragma unroll
+        for (int i = 0; i < MT; i++) {
+            float4 x = __ldcg(from);
+            from += THREADS;
+            m[i][0] = x.x, m[i][1] = x.y, l[i][0] = x.z, l[i][1] = x.w;
+#pragma unroll
+            for (int j = 0; j < DT / 8; j++, from += THREADS) {
+                x = __ldcg(from);
+                o[i][j][0] = x.x, o[i][j][1] = x.y, o[i][j][2] = x.z, o[i][j][3] = x.w;
+            }
+        }
+    }
+
+    /* One formula, the earlier part first. */
+    template <bool AFTER>
+    __device__ __forceinline__ static float joined(float own, float keep, float other, float add)
+    {
+        return AFTER ? __fmaf_rn(own, keep, __fmul_rn(other, add)) : __fmaf_rn(other, add, __fmul_rn(own, keep));
+    }
+
+    /* What is in hand, merged with a part that comes after it, or before. */
+    template <bool AFTER>
+    __device__ __forceinline__ void merge(const mst_cuda_attn_args &a, const float *slot)
+    {
+        const float4 *from = (const float4 *)slot + threadIdx.x;
+        float scale = a.scale_log2;
+#pragma unroll
+        for (int i = 0; i < MT; i++) {
+            float4 x = __ldcg(from);
+            from += THREADS;
+            float other_m[2] = {x.x, x.y}, other_l[2] = {x.z, x.w}, keep[2], add[2];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float largest = fmaxf(m[i][h], other_m[h]);
+                float reference = largest == MST_NEG_INF ? 0.0f : largest;
+                keep[h] = exp2_fast(__fmul_rn(__fsub_rn(m[i][h], reference), scale));
+                add[h] = exp2_fast(__fmul_rn(__fsub_rn(other_m[h], reference), scale));
+                m[i][h] = largest;
+                l[i][h] = joined<AFTER>(l[i][h], keep[h], other_l[h], add[h]);
+            }
+#pragma unroll
+            for (int j = 0; j < DT / 8; j++, from += THREADS) {
+                x = __ldcg(from);
+                o[i][j][0] = joined<AFTER>(o[i][j][0], keep[0], x.x, add[0]);
+                o[i][j][1] = joined<AFTER>(o[i][j][1], keep[0], x.y, add[0]);
+                o[i][j][2] = joined<AFTER>(o[i][j][2], keep[1], x.z, add[1]);
+                o[i][j][3] = joined<AFTER>(o[i][j][3], keep[1], x.w, add[1]);
+            }
+        }
+    }
+
+    /* ---- the kernel -------------------------------------------------------------------------- */
+
+    /* Words in the padding of q's rows, four a row: what the block's threads tell each other. Items
+       are taken two ahead: one is on its way into shared memory while another is worked on. */
+    __device__ __forceinline__ static volatile uint32_t *word(char *smem, int at)
+    {
+        return (volatile uint32_t *)(smem + (at / 4) * PITCH + CHUNKS * 16 + (at % 4) * 4);
+    }
+    enum { NEXT_WORD = 24, TURN_WORD = 26 }; /* after two items of 12 words; NEXT_WORD one a parity */
+
+    __device__ __forceinline__ void fetch_item(const mst_cuda_attn_args &a, unsigned index, int parity)
+    {
+        const char *from = (const char *)&a.items[index];
+#pragma unroll
+        for (int i = 0; i < 3; i++)
+            copy16(q_smem + (parity * 3 + i) * PITCH + CHUNKS * 16, from + i * 16);
+    }
+
+    /* One tile of one head: its rows of out, or its part of them. */
+    __device__ __forceinline__ void compute(const mst_cuda_attn_args &a, int causal, int kv_head, char *smem)
+    {
+        int num_splits = get(NUM_SPLITS);
+        int slot = get(SLOT);
+        int key_begin = get(KEY_BEGIN);
+        int item_end = get(KEY_END);
+        int part_keys = get(PART_KEYS);
+        float *own = a.own_partials + (int64_t)blockIdx.x * SLOT_FLOATS;
+        for (bool first = true;; first = false) {
+            int key_end = min(item_end, (key_begin / part_keys + 1) * part_keys);
+            attend(a, causal, kv_head, key_begin, key_end);
+            if (!first)
+                merge<false>(a, own);
+            if (key_end >= item_end)
+                break;
+            save(own);
+            key_begin = key_end;
+            __syncthreads();
+        }
+        if (slot >= 0) {
+            /* slots of a tile's parts follow each other; within a part, by head */
+            int64_t place = (int64_t)slot * a.num_kv_heads + kv_head;
+            int64_t part_floats = (int64_t)a.num_kv_heads * SLOT_FLOATS;
+            float *slots = a.partials + place * SLOT_FLOATS;
+            save(slots + get(SPLIT) * part_floats);
+            __threadfence();
+            __syncthreads();
+            if (threadIdx.x == 0)
+                *word(smem, TURN_WORD) = atomicInc(&a.arrivals[place], (unsigned)num_splits - 1u);
+            __syncthreads();
+            if (*word(smem, TURN_WORD) != (unsigned)num_splits - 1u)
+                return;
+            __threadfence();
+            restore(slots);
+            for (int part = 1; part < num_splits; part++)
+                merge<true>(a, slots + part * part_floats);
+        }
+        store(a, kv_head * a.group);
+    }
+
+    __device__ __forceinline__ void run(const mst_cuda_attn_args &a, char *smem)
+    {
+        q_smem = (uint32_t)__cvta_generic_to_shared(smem);
+        k_smem = q_smem + ROWS * PITCH;
+        v_smem = k_smem + STAGES * BLOCK_BYTES;
+        unsigned per_item = (unsigned)a.num_kv_heads;
+        unsigned work = blockIdx.x;
+        unsigned total = (unsigned)a.header->num_items * per_item;
+        int causal = a.header->causal;
+        bool shared = total > gridDim.x; /* else every block has one piece of work at most */
+        unsigned pending = 0;
+        if (work < total && threadIdx.x == 0) {
+            fetch_item(a, work / per_item, 0);
+            if (shared)
+                pending = atomicAdd(&a.counters->next, 1u) + gridDim.x;
+        }
+        copies_commit();
+        clear_padding(a);
+        copies_wait<0>();
+        __syncthreads();
+        for (int parity = 0; work < total; parity ^= 1) {
+            if (threadIdx.x == 0) {
+                unsigned next = shared ? pending : total;
+                *word(smem, NEXT_WORD + parity) = next;
+                if (next < total) {
+                    fetch_item(a, next / per_item, parity ^ 1);
+                    pending = atomicAdd(&a.counters->next, 1u) + gridDim.x;
+                }
+            }
+            item = q_smem + parity * 3 * PITCH + CHUNKS * 16;
+            lk = get(LK);
+            rows = get(ROW_END) - row_first();
+            compute(a, causal, (int)(work % per_item), smem);
+            copies_wait<0>();
+            __syncthreads();
+            work = *word(smem, NEXT_WORD + parity);
+        }
+        finish(a);
+    }
+
+    /* Rows past the plan become 0 (lse: -inf); the last block puts the counters back. */
+    __device__ __forceinline__ void finish(const mst_cuda_attn_args &a)
+    {
+        int heads = a.num_kv_heads * a.group;
+        int64_t first = a.header->num_tokens;
+        bool shared = (unsigned)a.header->num_items * (unsigned)a.num_kv_heads > gridDim.x;
+        for (int64_t at = first * heads + blockIdx.x * WARPS + warp(); at < a.zero_end * heads;
+             at += (int64_t)gridDim.x * WARPS) {
+            int64_t row = at / heads;
+            int64_t head = at - row * heads;
+            uint16_t *to = (uint16_t *)a.out + row * a.out_row_stride + head * a.out_head_stride;
+            for (int d = lane(); d < a.head_dim; d += 32)
+                to[d] = 0;
+            if (a.lse != NULL && lane() == 0)
+                a.lse[row * a.lse_row_stride + head] = MST_NEG_INF;
+        }
+        if (shared && threadIdx.x == 0) {
+            __threadfence();
+            if (atomicInc(&a.counters->done, gridDim.x - 1u) == gridDim.x - 1u)
+                a.counters->next = 0;
+        }
+    }
+};
+
+} // namespace mst
+
+/* An instance by its name. The register limit is what lets BLOCKS of them share a multiprocessor. */
+#define MST_ATTN_KERNEL(NAME, T, DT, BN, MT, STAGES, QREG, BLOCKS)                                \
+    extern "C" __global__ void __launch_bounds__(mst::THREADS, BLOCKS)                         \
+        NAME(const __grid_constant__ mst_cuda_attn_args args)                                  \
+    {                                                                                          \
+        extern __shared__ __align__(128) char mst_smem[];                                      \
+        mst::tile<mst::T, DT, BN, MT, STAGES, QREG> t;                                            \
+        t.run(args, mst_smem);                                                                 \
+    }
+
+#endif

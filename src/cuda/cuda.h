@@ -1,0 +1,171 @@
+/* cuda.h - the CUDA backend's own: what a device, a stream and an event hold, and who fills what.
+ */
+#ifndef MST_CUDA_H
+#define MST_CUDA_H
+
+#include <pthread.h>
+
+#include "cuda/cuda_driver.h"
+#include "device/backend.h"
+
+/* ---- cuda_stage.c: pinned memory on its way to the device ------------------------------------ */
+
+#define MST_CUDA_STAGES 8
+
+typedef struct mst_cuda_stage {
+    void *memory; /* pinned */
+    size_t bytes;
+    void *event; /* when the copy out of it has ended */
+    bool taken;  /* between take and send */
+    bool sent;   /* event has been recorded */
+} mst_cuda_stage;
+
+typedef struct mst_cuda_ring {
+    pthread_mutex_t lock;
+    mst_cuda_stage **stages;
+    int64_t num_stages, capacity;
+    int64_t next;
+} mst_cuda_ring;
+
+/* ---- kernels --------------------------------------------------------------------------------- */
+
+/* One compiled kernel of the .def list. Static. */
+typedef struct mst_cuda_kernel {
+    const char *symbol;
+    int32_t module; /* index of its embedded image */
+    mstar_dtype dtype;
+    int32_t head_dim;   /* of the tile: serves smaller ones down to 15 less; 0: any */
+    int32_t block_keys; /* keys of a block: part of the order of sums */
+    int32_t rows;       /* of a tile */
+    int32_t stages;     /* of k and v in shared memory */
+    int32_t threads;
+    int32_t shared_bytes;
+    int32_t slot_floats; /* of a partial result; 0: keys are never split */
+} mst_cuda_kernel;
+
+#define MST_CUDA_MAX_KERNELS 128
+#define MST_CUDA_MAX_MODULES 32
+
+/* A kernel on a device. */
+typedef struct mst_cuda_function {
+    void *handle;   /* NULL: not asked for yet */
+    int32_t blocks; /* that share a multiprocessor */
+} mst_cuda_function;
+
+/* ---- the objects ----------------------------------------------------------------------------- */
+
+typedef struct mst_cuda {
+    const mst_cuda_driver *driver;
+    int ordinal; /* the driver's handle of the device */
+    void *context;
+    void *stream; /* our own, for what has no stream: zeroing, the first plan of graph mode */
+    int multiprocessors, major, minor;
+    char model[64];
+    int64_t l2_bytes;
+    pthread_mutex_t lock; /* modules and functions */
+    void *modules[MST_CUDA_MAX_MODULES];
+    mst_cuda_function functions[MST_CUDA_MAX_KERNELS];
+    mst_cuda_ring ring;
+} mst_cuda;
+
+typedef struct mst_cuda_stream {
+    void *handle;
+    bool is_own; /* else the caller's */
+} mst_cuda_stream;
+
+static inline mst_cuda *mst_cuda_of(const mstar_device *device)
+{
+    return device->impl;
+}
+static inline void *mst_cuda_handle(const mstar_stream *stream)
+{
+    return ((const mst_cuda_stream *)stream->impl)->handle;
+}
+/* A device pointer as the driver's integer, and back. */
+static inline uint64_t mst_cuda_address(const void *memory)
+{
+    return (uint64_t)(uintptr_t)memory;
+}
+static inline void *mst_cuda_pointer(uint64_t address)
+{
+    return (void *)(uintptr_t)address;
+}
+
+/* cuda_backend.c: makes the device's context current on this thread, and the former one again. The
+ * host may have a context of its own, which stays as it was. */
+mstar_status mst_cuda_enter(const mst_cuda *cuda);
+void mst_cuda_leave(const mst_cuda *cuda);
+/* OUT_OF_ORDER naming what, while the stream captures. The context is current. */
+mstar_status mst_cuda_check_not_capturing(const mst_cuda *cuda, void *stream, const char *what);
+
+/* cuda_stage.c. The context is current in all of them. */
+void mst_cuda_ring_init(mst_cuda_ring *ring);
+void mst_cuda_ring_free(mst_cuda *cuda);
+/*
+ * A stage of at least so many bytes that nothing reads any more. The ring grows when all are in
+ * use; while the stream captures it does not, and the answer is BUSY.
+ */
+mstar_status mst_cuda_stage_take(mst_cuda *cuda, void *stream, size_t bytes,
+                                 mst_cuda_stage **stage);
+/* Copies the stage's first bytes to the device in stream order, and gives the stage back. */
+mstar_status mst_cuda_stage_send(mst_cuda *cuda, void *stream, mst_cuda_stage *stage, void *to,
+                                 size_t bytes);
+/* Gives a stage back unsent. */
+void mst_cuda_stage_drop(mst_cuda *cuda, mst_cuda_stage *stage);
+
+/* cuda_kernels.c */
+int32_t mst_cuda_num_kernels(void);
+const mst_cuda_kernel *mst_cuda_kernel_at(int32_t index);
+/* Loads the kernel's module on first use. The context is current. */
+mstar_status mst_cuda_function_get(mst_cuda *cuda, const mst_cuda_kernel *kernel,
+                                   mst_cuda_function *function);
+void mst_cuda_modules_unload(mst_cuda *cuda);
+mstar_status mst_cuda_query_kernel(const mstar_device *device, int32_t index,
+                                   mstar_kernel_info *info);
+
+/* ---- cuda_attn.c: entries of the vtable ------------------------------------------------------ */
+
+void mst_cuda_attn_kernel(const mstar_device *device, const mst_attn_shape *shape,
+                          const char **symbol, const char **reason);
+size_t mst_cuda_attn_scratch_bytes(const mstar_device *device, const mst_attn_shape *shape);
+mst_attn_tile mst_cuda_attn_tile(const mstar_device *device, const mst_attn_shape *shape,
+                                 int64_t lq, int64_t lk);
+mst_attn_tile mst_cuda_attn_worst_tile(const mstar_device *device, const mst_attn_shape *shape);
+mstar_status mst_cuda_attn_image_create(mstar_device *device, const mst_attn_shape *shape,
+                                        int64_t max_segments, int64_t max_tokens, void **image);
+void mst_cuda_attn_image_destroy(mstar_device *device, void *image);
+mstar_status mst_cuda_attn_image_begin(mstar_stream *stream, mstar_device *device, void *image,
+                                       int64_t num_segments, int64_t num_tokens);
+mstar_status mst_cuda_attn_image_end(mstar_stream *stream, mstar_device *device, void *image,
+                                     const mst_attn_call *plan, int64_t num_tokens);
+mstar_status mst_cuda_attn_run(mstar_stream *stream, const mst_attn_call *call);
+
+/* ---- cuda_graph.c: entries of the vtable ----------------------------------------------------- */
+
+mstar_status mst_cuda_capture_begin(mstar_stream *stream, mstar_graph *graph);
+mstar_status mst_cuda_capture_end(mstar_stream *stream, mstar_graph *graph);
+void mst_cuda_capture_abort(mstar_stream *stream, mstar_graph *graph);
+mstar_status mst_cuda_graph_replay(mstar_graph *graph, mstar_stream *stream);
+void mst_cuda_graph_close(mstar_graph *graph);
+void mst_cuda_graph_query(const mstar_graph *graph, mstar_graph_info *info);
+/* Notes what a replay must check about a recorded attention. */
+mstar_status mst_cuda_record_attn(mstar_stream *stream, const mst_attn_call *call);
+
+/* ---- cuda_attn_choice.c: pure functions ------------------------------------------------------ */
+
+/*
+ * Keys of a part where a segment's keys are split over blocks, else 0. Knows the segment alone:
+ * rows of the group of one kv head, kv heads, keys. Few tiles over many keys are split.
+ */
+int64_t mst_cuda_attn_part_keys(int32_t tile_head_dim, int64_t rows, int64_t num_kv_heads,
+                                int64_t lk);
+/*
+ * Rows of a tile for a layout: 64, or 128 where the head dim has such a kernel, little of it would
+ * be empty and the card would still be full. Bits do not depend on it.
+ */
+int32_t mst_cuda_attn_tile_rows(int32_t tile_head_dim, int64_t tiles_of_64, int64_t tiles_of_128,
+                                int64_t num_kv_heads, int64_t multiprocessors);
+/* The head dim of the tile that serves one: the next multiple of 16. */
+int32_t mst_cuda_attn_tile_head_dim(int32_t head_dim);
+
+#endif

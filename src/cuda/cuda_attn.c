@@ -1,0 +1,443 @@
+/*
+ * cuda_attn.c - attention on a GPU: a plan's image in device memory, and the launch that reads it.
+ *
+ * The planner's list names row tiles of all kv heads, heaviest first. The image is that list with
+ * all a block needs in each item, behind a header with the counts; it is written into a pinned
+ * stage and goes to the device in one copy, in stream order, so that a plan neither waits nor races
+ * with a replay in flight. In graph mode its address, the kernel and the grid are fixed by the
+ * ceilings.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "cuda/attn_args.h"
+#include "cuda/cuda.h"
+
+/* Partial results of one plan, counted in tiles of 64 rows of one head. A plan that would need more
+ * leaves the rest of its parts to be done one after the other, with the same bits. */
+#define MAX_SLOTS 640
+#define ITEM_ROWS 128 /* rows of the group in an item of the planner's list */
+
+typedef struct mst_cuda_attn_image {
+    mst_attn_shape shape;
+    const mst_cuda_kernel *kernel; /* graph mode: from the ceilings; eager: from the latest plan */
+    mst_cuda_function function;
+    bool graph;
+    int64_t max_items; /* that memory holds */
+    unsigned char *memory;
+    mst_cuda_stage *stage; /* between begin and end */
+    int64_t num_items;     /* graph mode: max_items, which the grid is made for */
+} mst_cuda_attn_image;
+
+/* The image's memory: counters and arrivals belong to the kernels, the rest is uploaded. */
+#define ARRIVALS_AT 64
+#define HEADER_AT (ARRIVALS_AT + MAX_SLOTS * 4)
+#define ITEMS_AT (HEADER_AT + 64)
+_Static_assert(HEADER_AT % 64 == 0, "the header is aligned");
+_Static_assert(sizeof(mst_cuda_attn_item) == 48, "an item is three copies of 16 bytes");
+
+static int32_t group_of(const mst_attn_shape *shape)
+{
+    return shape->num_qo_heads / shape->num_kv_heads;
+}
+
+static bool is_plain(const mst_attn_shape *shape)
+{
+    return shape->reference || shape->dtype == MSTAR_DTYPE_F32;
+}
+
+/*
+ * The kernel for a shape: of those with its head dim, dtype and rows, the one with more stages
+ * where few tiles leave a multiprocessor to fewer blocks. Never NULL for rows that some kernel has.
+ */
+static const mst_cuda_kernel *find_kernel(const mst_attn_shape *shape, int32_t rows, bool few)
+{
+    int32_t head_dim = is_plain(shape) ? 0 : mst_cuda_attn_tile_head_dim(shape->head_dim);
+    const mst_cuda_kernel *found = NULL;
+    for (int32_t i = 0; i < mst_cuda_num_kernels(); i++) {
+        const mst_cuda_kernel *kernel = mst_cuda_kernel_at(i);
+        if (kernel->dtype != shape->dtype || kernel->head_dim != head_dim || kernel->rows != rows)
+            continue;
+        if (found == NULL ||
+            (few ? kernel->stages > found->stages : kernel->stages < found->stages))
+            found = kernel;
+    }
+    return found;
+}
+
+void mst_cuda_attn_kernel(const mstar_device *device, const mst_attn_shape *shape,
+                          const char **symbol, const char **reason)
+{
+    (void)device;
+    *symbol = find_kernel(shape, 64, false)->symbol;
+    if (shape->reference)
+        *reason = "asked for by backend \"reference\"";
+    else if (shape->dtype == MSTAR_DTYPE_F32)
+        *reason = "f32 has no tensor-core kernel";
+    else
+        *reason = "mma.sync; tile height and stages are chosen for each plan";
+}
+
+/* Blocks of the grid that one multiprocessor is given at most. */
+static int32_t blocks_limit(const mst_attn_shape *shape)
+{
+    return mst_cuda_attn_tile_head_dim(shape->head_dim) > 128 ? 2 : 4;
+}
+
+static bool may_split(const mst_attn_shape *shape)
+{
+    return !is_plain(shape) && mst_cuda_attn_part_keys(mst_cuda_attn_tile_head_dim(shape->head_dim),
+                                                       1, shape->num_kv_heads, INT32_MAX) > 0;
+}
+
+size_t mst_cuda_attn_scratch_bytes(const mstar_device *device, const mst_attn_shape *shape)
+{
+    if (!may_split(shape))
+        return 0;
+    size_t slot = (size_t)find_kernel(shape, 64, false)->slot_floats * sizeof(float);
+    size_t blocks = (size_t)mst_cuda_of(device)->multiprocessors * (size_t)blocks_limit(shape);
+    return slot * (MAX_SLOTS + blocks);
+}
+
+mst_attn_tile mst_cuda_attn_tile(const mstar_device *device, const mst_attn_shape *shape,
+                                 int64_t lq, int64_t lk)
+{
+    (void)device;
+    (void)lq;
+    (void)lk;
+    return (mst_attn_tile){(int32_t)mst_max_i64(ITEM_ROWS / group_of(shape), 1),
+                           shape->num_kv_heads};
+}
+
+mst_attn_tile mst_cuda_attn_worst_tile(const mstar_device *device, const mst_attn_shape *shape)
+{
+    return mst_cuda_attn_tile(device, shape, INT32_MAX, INT32_MAX);
+}
+
+/* The most items that a layout can give: its tiles, and what splitting may add. */
+static mstar_status bound_items(const mst_attn_shape *shape, int64_t num_segments,
+                                int64_t num_tokens, int64_t *items)
+{
+    int64_t group = group_of(shape);
+    int64_t rows = mst_max_i64(ITEM_ROWS / group, 1);
+    int64_t tiles = mst_min_i64(num_segments, num_tokens) + num_tokens / rows;
+    *items = tiles * mst_ceil_div(rows * group, 64) + MAX_SLOTS;
+    if (num_tokens * group > INT32_MAX || *items * shape->num_kv_heads > INT32_MAX)
+        return mst_fail(MSTAR_NOT_SUPPORTED,
+                        "%lld query tokens of %d heads are more than the CUDA backend numbers; a "
+                        "plan may have %d rows of a group",
+                        (long long)num_tokens, shape->num_qo_heads, INT32_MAX);
+    return MSTAR_OK;
+}
+
+static mstar_status choose_kernel(mst_cuda *cuda, mst_cuda_attn_image *image, int64_t tiles_of_64,
+                                  int64_t tiles_of_128)
+{
+    const mst_attn_shape *shape = &image->shape;
+    int32_t rows = 64;
+    if (!is_plain(shape))
+        rows = mst_cuda_attn_tile_rows(mst_cuda_attn_tile_head_dim(shape->head_dim), tiles_of_64,
+                                       tiles_of_128, shape->num_kv_heads, cuda->multiprocessors);
+    bool few = tiles_of_64 * shape->num_kv_heads <= (int64_t)2 * cuda->multiprocessors;
+    image->kernel = find_kernel(shape, rows, few);
+    return mst_cuda_function_get(cuda, image->kernel, &image->function);
+}
+
+static mstar_status take_memory(mstar_device *device, mst_cuda_attn_image *image, int64_t max_items)
+{
+    void *memory = NULL;
+    MST_TRY(device->backend->memory_alloc(
+        device, ITEMS_AT + (size_t)max_items * sizeof(mst_cuda_attn_item), &memory));
+    if (image->memory != NULL)
+        device->backend->memory_free(device, image->memory); /* waits for what still reads it */
+    image->memory = memory;
+    image->max_items = max_items;
+    return MSTAR_OK;
+}
+
+/* As if the tokens were spread evenly over the segments: what graph mode's kernel is chosen for. */
+static mstar_status fix_kernel(mstar_device *device, mst_cuda_attn_image *image,
+                               int64_t max_segments, int64_t max_tokens)
+{
+    mst_cuda *cuda = mst_cuda_of(device);
+    int64_t rows = mst_ceil_div(max_tokens, max_segments) * group_of(&image->shape);
+    MST_TRY(mst_cuda_enter(cuda));
+    mstar_status status = choose_kernel(cuda, image, mst_ceil_div(rows, 64) * max_segments,
+                                        mst_ceil_div(rows, 128) * max_segments);
+    mst_cuda_leave(cuda);
+    return status;
+}
+
+mstar_status mst_cuda_attn_image_create(mstar_device *device, const mst_attn_shape *shape,
+                                        int64_t max_segments, int64_t max_tokens, void **image)
+{
+    void *memory;
+    MST_TRY(mst_alloc_zero(sizeof(mst_cuda_attn_image), "attention image", &memory));
+    mst_cuda_attn_image *made = memory;
+    made->shape = *shape;
+    made->graph = max_segments >= 0;
+    int64_t max_items = 1;
+    mstar_status status = MSTAR_OK;
+    if (made->graph) {
+        MST_TRY_GOTO(bound_items(shape, max_segments, max_tokens, &max_items), failed);
+        MST_TRY_GOTO(fix_kernel(device, made, max_segments, max_tokens), failed);
+        made->num_items = max_items;
+    }
+    MST_TRY_GOTO(take_memory(device, made, max_items), failed);
+    *image = made;
+    return MSTAR_OK;
+failed:
+    mst_free(made);
+    return status;
+}
+
+void mst_cuda_attn_image_destroy(mstar_device *device, void *image)
+{
+    mst_cuda_attn_image *own = image;
+    if (own == NULL)
+        return;
+    if (own->stage != NULL)
+        mst_cuda_stage_drop(mst_cuda_of(device), own->stage);
+    device->backend->memory_free(device, own->memory);
+    mst_free(own);
+}
+
+static size_t upload_bytes(int64_t num_items)
+{
+    return ITEMS_AT - HEADER_AT + (size_t)num_items * sizeof(mst_cuda_attn_item);
+}
+
+static void *handle_or_own(const mst_cuda *cuda, const mstar_stream *stream)
+{
+    return stream != NULL ? mst_cuda_handle(stream) : cuda->stream;
+}
+
+mstar_status mst_cuda_attn_image_begin(mstar_stream *stream, mstar_device *device, void *image,
+                                       int64_t num_segments, int64_t num_tokens)
+{
+    mst_cuda *cuda = mst_cuda_of(device);
+    mst_cuda_attn_image *own = image;
+    int64_t items = 0;
+    MST_TRY(bound_items(&own->shape, num_segments, num_tokens, &items));
+    MST_TRY(mst_cuda_enter(cuda));
+    void *handle = handle_or_own(cuda, stream);
+    mstar_status status = mst_cuda_check_not_capturing(cuda, handle, "plan");
+    if (status == MSTAR_OK && items > own->max_items)
+        status = take_memory(device, own, mst_max_i64(items, 2 * own->max_items));
+    if (status == MSTAR_OK && own->stage != NULL && own->stage->bytes < upload_bytes(items)) {
+        mst_cuda_stage_drop(cuda, own->stage);
+        own->stage = NULL;
+    }
+    if (status == MSTAR_OK && own->stage == NULL)
+        status = mst_cuda_stage_take(cuda, handle, upload_bytes(items), &own->stage);
+    mst_cuda_leave(cuda);
+    return status;
+}
+
+/* A list on its way from the planner's form to the kernels'. */
+typedef struct image_writer {
+    const mst_attn_call *plan;
+    const mst_attn_shape *shape;
+    int64_t rows; /* of a tile */
+    int32_t tile_head_dim;
+    int64_t num_slots, max_slots; /* parts of tiles; each has a partial result for every kv head */
+    mst_cuda_attn_item *items;
+    int64_t num_items;
+} image_writer;
+
+/* Parts of a tile as items of their own, or one item that does them in turn. */
+static void write_tile(image_writer *w, mst_cuda_attn_item item, int64_t part)
+{
+    item.part_keys = (int32_t)part;
+    item.num_splits = 1;
+    item.slot = -1;
+    if (item.key_end <= part) { /* most: no division */
+        w->items[w->num_items++] = item;
+        return;
+    }
+    int64_t first = item.key_begin / part;
+    int64_t num_parts = item.key_end > item.key_begin ? (item.key_end - 1) / part + 1 - first : 1;
+    item.num_splits = (int32_t)num_parts;
+    if (num_parts == 1 || w->num_slots + num_parts > w->max_slots) {
+        w->items[w->num_items++] = item;
+        return;
+    }
+    item.slot = (int32_t)w->num_slots;
+    w->num_slots += num_parts;
+    int32_t begin = item.key_begin, end = item.key_end;
+    for (int64_t i = 0; i < num_parts; i++) {
+        item.split = (int32_t)i;
+        item.key_begin = (int32_t)mst_max_i64(begin, (first + i) * part);
+        item.key_end = (int32_t)mst_min_i64(end, (first + i + 1) * part);
+        w->items[w->num_items++] = item;
+    }
+}
+
+static void write_item(image_writer *w, const mst_attn_item *from)
+{
+    const mst_attn_call *plan = w->plan;
+    const mst_attn_shape *shape = w->shape;
+    int32_t group = group_of(shape);
+    mst_cuda_attn_item item = {.q_first = plan->q_offsets[from->segment],
+                               .kv_first = plan->kv_offsets[from->segment],
+                               .key_begin = from->kv_begin,
+                               .key_end = from->kv_end};
+    item.lq = plan->q_offsets[from->segment + 1] - item.q_first;
+    item.lk = plan->kv_offsets[from->segment + 1] - item.kv_first;
+    int64_t part = w->shape->reference || shape->dtype == MSTAR_DTYPE_F32
+                       ? 0
+                       : mst_cuda_attn_part_keys(w->tile_head_dim, (int64_t)item.lq * group,
+                                                 shape->num_kv_heads, item.lk);
+    int32_t end = (from->q_begin + from->q_rows) * group;
+    for (int64_t row = (int64_t)from->q_begin * group; row < end; row += w->rows) {
+        item.row_begin = (int32_t)row;
+        item.row_end = (int32_t)mst_min_i64(end, row + w->rows);
+        if (plan->causal) { /* a low tile sees less than the item it is cut from */
+            int64_t last = (int64_t)item.lk - item.lq + (item.row_end - 1) / group;
+            item.key_end =
+                (int32_t)mst_max_i64(item.key_begin, mst_min_i64(from->kv_end, last + 1));
+        }
+        write_tile(w, item, part > 0 ? part : INT32_MAX);
+    }
+}
+
+/* Tiles of either height, for the choice between them. */
+static void count_tiles(const mst_attn_call *plan, int32_t group, int64_t *of_64, int64_t *of_128)
+{
+    *of_64 = *of_128 = 0;
+    for (int64_t i = 0; i < plan->num_items; i++) {
+        int64_t rows = (int64_t)plan->items[i].q_rows * group;
+        *of_64 += mst_ceil_div(rows, 64);
+        *of_128 += mst_ceil_div(rows, 128);
+    }
+}
+
+mstar_status mst_cuda_attn_image_end(mstar_stream *stream, mstar_device *device, void *image,
+                                     const mst_attn_call *plan, int64_t num_tokens)
+{
+    mst_cuda *cuda = mst_cuda_of(device);
+    mst_cuda_attn_image *own = image;
+    MST_TRY(mst_cuda_enter(cuda));
+    mstar_status status = MSTAR_OK;
+    if (!own->graph) {
+        int64_t of_64, of_128;
+        count_tiles(plan, group_of(&own->shape), &of_64, &of_128);
+        status = choose_kernel(cuda, own, of_64, of_128);
+    }
+    if (status == MSTAR_OK) {
+        mst_cuda_attn_header *header = own->stage->memory;
+        image_writer w = {.plan = plan,
+                          .shape = &own->shape,
+                          .rows = own->kernel->rows,
+                          .tile_head_dim = mst_cuda_attn_tile_head_dim(own->shape.head_dim),
+                          .max_slots = MAX_SLOTS * 64 / own->kernel->rows / own->shape.num_kv_heads,
+                          .items = (void *)((char *)header + (ITEMS_AT - HEADER_AT))};
+        for (int64_t i = 0; i < plan->num_items; i++)
+            write_item(&w, &plan->items[i]);
+        *header =
+            (mst_cuda_attn_header){(int32_t)w.num_items, (int32_t)num_tokens, plan->causal, 0};
+        if (!own->graph)
+            own->num_items = w.num_items;
+        void *handle = handle_or_own(cuda, stream);
+        status = mst_cuda_stage_send(cuda, handle, own->stage, own->memory + HEADER_AT,
+                                     upload_bytes(w.num_items));
+        own->stage = NULL;
+        if (status == MSTAR_OK && stream == NULL)
+            status = mst_cuda_check(cuda->driver, cuda->driver->stream_synchronize(handle),
+                                    "waiting for the first plan");
+    }
+    mst_cuda_leave(cuda);
+    return status;
+}
+
+/* ---- run ------------------------------------------------------------------------------------- */
+
+static bool on_16_bytes(const void *data, int64_t row_stride, int64_t head_stride)
+{
+    return (uintptr_t)data % 16 == 0 && row_stride % 8 == 0 && head_stride % 8 == 0;
+}
+
+static void fill_scale(float sm_scale, mst_cuda_attn_args *args)
+{
+    /* the kernels multiply a -inf by it, so it is never 0: weights of so small a scale are 1 */
+    float scale = fabsf(sm_scale) * 1.44269504088896340736f;
+    args->negative = sm_scale < 0.0F;
+    args->wide = scale > 0x1p60F;
+    args->scale_log2 = scale < 0x1p-100F ? 0x1p-100F : scale;
+}
+
+static int32_t window_of(int64_t window)
+{
+    return window < 0 || window >= MST_CUDA_NO_WINDOW ? MST_CUDA_NO_WINDOW : (int32_t)window;
+}
+
+static void fill(const mst_attn_call *call, const mst_cuda_attn_image *image,
+                 mst_cuda_attn_args *args)
+{
+    const mst_attn_shape *shape = call->shape;
+    memset(args, 0, sizeof *args);
+    args->q = call->q;
+    args->k = call->k;
+    args->v = call->v;
+    args->out = call->out;
+    args->lse = call->lse;
+    args->counters = (void *)image->memory;
+    args->arrivals = (void *)(image->memory + ARRIVALS_AT);
+    args->header = (const void *)(image->memory + HEADER_AT);
+    args->items = (const void *)(image->memory + ITEMS_AT);
+    args->partials = call->scratch;
+    if (may_split(shape))
+        args->own_partials = (float *)call->scratch +
+                             (size_t)MAX_SLOTS * (size_t)find_kernel(shape, 64, false)->slot_floats;
+    args->q_row_stride = call->q_row_stride;
+    args->q_head_stride = call->q_head_stride;
+    args->k_row_stride = call->k_row_stride;
+    args->k_head_stride = call->k_head_stride;
+    args->v_row_stride = call->v_row_stride;
+    args->v_head_stride = call->v_head_stride;
+    args->out_row_stride = call->out_row_stride;
+    args->out_head_stride = call->out_head_stride;
+    args->lse_row_stride = call->lse_row_stride;
+    args->zero_end = call->zero_end;
+    args->num_kv_heads = shape->num_kv_heads;
+    args->group = group_of(shape);
+    args->head_dim = shape->head_dim;
+    args->window_left = window_of(shape->window_left);
+    args->window_right = window_of(shape->window_right);
+    fill_scale(shape->sm_scale, args);
+    args->elements = shape->head_dim % 8 != 0 ||
+                     !on_16_bytes(call->q, call->q_row_stride, call->q_head_stride) ||
+                     !on_16_bytes(call->k, call->k_row_stride, call->k_head_stride) ||
+                     !on_16_bytes(call->v, call->v_row_stride, call->v_head_stride);
+    args->out_vector = shape->head_dim % 8 == 0 &&
+                       on_16_bytes(call->out, call->out_row_stride, call->out_head_stride);
+}
+
+/* Blocks stay and take work, so more than fit are never launched. */
+static unsigned grid_of(const mst_cuda *cuda, const mst_cuda_attn_image *image)
+{
+    int64_t blocks = mst_min_i64(image->function.blocks, blocks_limit(&image->shape));
+    int64_t work = image->num_items * image->shape.num_kv_heads;
+    return (unsigned)mst_max_i64(1, mst_min_i64(work, blocks * cuda->multiprocessors));
+}
+
+mstar_status mst_cuda_attn_run(mstar_stream *stream, const mst_attn_call *call)
+{
+    const mst_cuda *cuda = mst_cuda_of(stream->device);
+    const mst_cuda_attn_image *image = call->image;
+    mst_cuda_attn_args args;
+    fill(call, image, &args);
+    if (stream->graph != NULL)
+        MST_TRY(mst_cuda_record_attn(stream, call));
+    void *arguments[] = {&args};
+    MST_TRY(mst_cuda_enter(cuda));
+    mstar_status status =
+        mst_cuda_check(cuda->driver,
+                       cuda->driver->launch(image->function.handle, grid_of(cuda, image), 1, 1,
+                                            (unsigned)image->kernel->threads, 1, 1,
+                                            (unsigned)image->kernel->shared_bytes,
+                                            mst_cuda_handle(stream), arguments, NULL),
+                       image->kernel->symbol);
+    mst_cuda_leave(cuda);
+    return status;
+}

@@ -1,0 +1,37 @@
+/*
+ * cuda_attn_choice.c - what attention on a GPU decides, as pure functions: integers in, integers
+ * out.
+ */
+#include "cuda/cuda.h"
+
+/* Splitting pays where one segment alone would leave most of a card idle, and costs a trip of its
+ * partial results through memory; both bounds are about a card of some hundred multiprocessors. */
+#define FEW_TILES 128
+#define PART_KEYS_NARROW 1024
+#define PART_KEYS_WIDE 512 /* head dims above 128, whose blocks take longer */
+
+int32_t mst_cuda_attn_tile_head_dim(int32_t head_dim)
+{
+    return (int32_t)mst_round_up(head_dim, 16);
+}
+
+int64_t mst_cuda_attn_part_keys(int32_t tile_head_dim, int64_t rows, int64_t num_kv_heads,
+                                int64_t lk)
+{
+    int64_t part = tile_head_dim > 128 ? PART_KEYS_WIDE : PART_KEYS_NARROW;
+    if (lk < part + part / 2 || num_kv_heads > FEW_TILES ||
+        mst_ceil_div(rows, 64) * num_kv_heads > FEW_TILES)
+        return 0;
+    return part;
+}
+
+int32_t mst_cuda_attn_tile_rows(int32_t tile_head_dim, int64_t tiles_of_64, int64_t tiles_of_128,
+                                int64_t num_kv_heads, int64_t multiprocessors)
+{
+    if (tile_head_dim <= 64 || tile_head_dim > 128)
+        return 64;
+    /* a row of a tall tile costs about four fifths of one of a low tile */
+    bool dense = tiles_of_128 * 128 * 4 < tiles_of_64 * 64 * 5;
+    bool fills = tiles_of_128 * num_kv_heads >= 2 * multiprocessors;
+    return dense && fills ? 128 : 64;
+}

@@ -1,0 +1,137 @@
+/*
+ * cuda_kernels.c - the embedded kernels: their list, and loading them on first use.
+ *
+ * An image is a fatbin that the build puts into the library, one for each head dim; it holds
+ * machine code for the cards it was built for and PTX for later ones. A module is loaded when a
+ * kernel of it is first asked for, which is when a wrapper is created, never in a run.
+ */
+#include <string.h>
+
+#include "cuda/cuda.h"
+#include "cuda/cuda_images.h"
+
+enum {
+#define MST_IMAGE(name) IMAGE_##name,
+    MST_CUDA_IMAGES(MST_IMAGE)
+#undef MST_IMAGE
+        NUM_IMAGES
+};
+
+/* What attn_tile.cuh computes for its tile. */
+#define PITCH(HD) (((HD) / 8 + 1) * 16)
+#define SHARED(HD, BN, MT, STAGES) (64 * (MT)*PITCH(HD) + 2 * (STAGES) * (BN)*PITCH(HD))
+#define SLOT(HD, MT) (128 * (MT) * ((HD) / 2 + 4))
+
+#define ATTN_LINE(TYPE, DTYPE, HD, BN, MT, STAGES)                               \
+    {.symbol = "mst_attn_" #TYPE "_hd" #HD "_m" #MT "n" #BN "s" #STAGES "_sm80", \
+     .module = IMAGE_attn_hd##HD,                                                \
+     .dtype = DTYPE,                                                             \
+     .head_dim = HD,                                                             \
+     .block_keys = BN,                                                           \
+     .rows = 64 * (MT),                                                          \
+     .stages = STAGES,                                                           \
+     .threads = 128,                                                             \
+     .shared_bytes = SHARED(HD, BN, MT, STAGES),                                 \
+     .slot_floats = SLOT(HD, MT)},
+#define REFERENCE_LINE(TYPE, DTYPE)                 \
+    {.symbol = "mst_attn_" #TYPE "_reference_sm80", \
+     .module = IMAGE_attn_reference,                \
+     .dtype = DTYPE,                                \
+     .block_keys = 32,                              \
+     .rows = 64,                                    \
+     .threads = 128},
+
+static const mst_cuda_kernel kernels[] = {REFERENCE_LINE(f32, MSTAR_DTYPE_F32)
+                                              REFERENCE_LINE(bf16, MSTAR_DTYPE_BF16)
+                                                  REFERENCE_LINE(f16, MSTAR_DTYPE_F16)
+#define MST_ATTN(HD, BN, MT, STAGES, QREG, BLOCKS)        \
+    ATTN_LINE(bf16, MSTAR_DTYPE_BF16, HD, BN, MT, STAGES) \
+    ATTN_LINE(f16, MSTAR_DTYPE_F16, HD, BN, MT, STAGES)
+#include "cuda/cuda_attn.def"
+#undef MST_ATTN
+};
+#define NUM_KERNELS ((int32_t)(sizeof kernels / sizeof kernels[0]))
+_Static_assert(sizeof kernels / sizeof kernels[0] <= MST_CUDA_MAX_KERNELS, "too many kernels");
+_Static_assert((int)NUM_IMAGES <= MST_CUDA_MAX_MODULES, "too many images");
+
+static const void *const images[NUM_IMAGES] = {
+#define MST_IMAGE(name) [IMAGE_##name] = MST_CUDA_IMAGE(name),
+    MST_CUDA_IMAGES(MST_IMAGE)
+#undef MST_IMAGE
+};
+
+int32_t mst_cuda_num_kernels(void)
+{
+    return NUM_KERNELS;
+}
+
+const mst_cuda_kernel *mst_cuda_kernel_at(int32_t index)
+{
+    return index >= 0 && index < NUM_KERNELS ? &kernels[index] : NULL;
+}
+
+static mstar_status load_function(mst_cuda *cuda, const mst_cuda_kernel *kernel,
+                                  mst_cuda_function *function)
+{
+    const mst_cuda_driver *driver = cuda->driver;
+    void **module = &cuda->modules[kernel->module];
+    if (*module == NULL)
+        MST_TRY(mst_cuda_check(driver, driver->module_load(module, images[kernel->module]),
+                               "loading the kernels of this build"));
+    void *handle = NULL;
+    MST_TRY(mst_cuda_check(driver, driver->module_function(&handle, *module, kernel->symbol),
+                           kernel->symbol));
+    if (kernel->shared_bytes > 0) {
+        MST_TRY(mst_cuda_check(
+            driver,
+            driver->function_set(handle, MST_CUDA_FUNCTION_SHARED_BYTES, kernel->shared_bytes),
+            kernel->symbol));
+        MST_TRY(mst_cuda_check(
+            driver, driver->function_set(handle, MST_CUDA_FUNCTION_CARVEOUT, 100), kernel->symbol));
+    }
+    int blocks = 0;
+    MST_TRY(mst_cuda_check(
+        driver,
+        driver->function_occupancy(&blocks, handle, kernel->threads, (size_t)kernel->shared_bytes),
+        kernel->symbol));
+    *function = (mst_cuda_function){handle, blocks < 1 ? 1 : blocks};
+    return MSTAR_OK;
+}
+
+mstar_status mst_cuda_function_get(mst_cuda *cuda, const mst_cuda_kernel *kernel,
+                                   mst_cuda_function *function)
+{
+    mst_cuda_function *known = &cuda->functions[kernel - kernels];
+    mstar_status status = MSTAR_OK;
+    (void)pthread_mutex_lock(&cuda->lock);
+    if (known->handle == NULL)
+        status = load_function(cuda, kernel, known);
+    *function = *known;
+    (void)pthread_mutex_unlock(&cuda->lock);
+    return status;
+}
+
+void mst_cuda_modules_unload(mst_cuda *cuda)
+{
+    for (int32_t i = 0; i < NUM_IMAGES; i++) {
+        if (cuda->modules[i] != NULL)
+            (void)cuda->driver->module_unload(cuda->modules[i]);
+        cuda->modules[i] = NULL;
+    }
+    memset(cuda->functions, 0, sizeof cuda->functions);
+}
+
+mstar_status mst_cuda_query_kernel(const mstar_device *device, int32_t index,
+                                   mstar_kernel_info *info)
+{
+    (void)device;
+    if (index >= NUM_KERNELS)
+        return mst_fail(MSTAR_NOT_FOUND, "index is %d; this device has %d kernels", index,
+                        NUM_KERNELS);
+    info->op = "attention";
+    info->dtype = mstar_dtype_name(kernels[index].dtype);
+    info->symbol = kernels[index].symbol;
+    info->reason =
+        kernels[index].head_dim == 0 ? "f32, or asked for by name" : "mma.sync, sm_80 and newer";
+    return MSTAR_OK;
+}

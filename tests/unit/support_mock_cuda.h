@@ -1,0 +1,49 @@
+/*
+ * support_mock_cuda.h - a CUDA driver in host memory: the CUDA backend runs on it without a card.
+ *
+ * Device memory is host memory and copies happen at once. A launch of an attention kernel is
+ * carried out item by item in double precision, from the very arguments and image that a card would
+ * read, so a work list that misses or doubles a key gives a wrong result. Any call can be made to
+ * fail.
+ */
+#ifndef SUPPORT_MOCK_CUDA_H
+#define SUPPORT_MOCK_CUDA_H
+
+#include "cuda/attn_args.h"
+#include "cuda/cuda.h"
+
+typedef enum mock_call {
+#define MOCK_CALL(name, symbol, arguments) MOCK_##name,
+    MST_CUDA_FUNCTIONS(MOCK_CALL)
+#undef MOCK_CALL
+        MOCK_CALLS
+} mock_call;
+
+typedef struct mock_cuda {
+    int version, devices, major;
+    int64_t calls[MOCK_CALLS];
+    mock_call fail_call; /* of which the fail_after-th from now fails with fail_result; 0 none */
+    int64_t fail_after;
+    int fail_result;
+    bool events_pending; /* recorded events have not ended */
+    int live;            /* memory, streams, events, modules, graphs that are not given back */
+    int context_depth;   /* pushed and not popped */
+    int64_t free_bytes;
+    int64_t launches, split_items, items;
+    unsigned grid;   /* of the last launch */
+    char kernel[64]; /* of the last launch */
+    char fault[128]; /* what a launch found wrong; "" nothing */
+    void *capturing; /* the stream that captures */
+    struct mock_launch *recorded;
+    int64_t num_recorded;
+} mock_cuda;
+
+/* Puts the mock in the driver's place, as good as new. */
+mock_cuda *mock_cuda_install(void);
+/* Takes it away; fails the test where something was not given back. */
+void mock_cuda_remove(void);
+/* Opens device 0 of the CUDA backend over the mock. Closed by mock_cuda_close. */
+mstar_status mock_cuda_open(mstar_device **device);
+void mock_cuda_close(mstar_device *device);
+
+#endif

@@ -1,0 +1,260 @@
+/* test_cuda.c - the CUDA backend over a mock driver: opening, memory, the staging ring, streams. */
+#include <string.h>
+
+#include "support_check.h"
+#include "support_mock_cuda.h"
+
+static mock_cuda *mock;
+
+static int set_up(void **state)
+{
+    (void)state;
+    mock = mock_cuda_install();
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    mock_cuda_remove();
+    return 0;
+}
+
+static void opens_and_tells(void **state)
+{
+    (void)state;
+    mstar_device *device;
+    CHECK_OK(mock_cuda_open(&device));
+    mstar_device_info info = {.struct_size = sizeof info};
+    CHECK_OK(mstar_device_query(device, &info));
+    assert_int_equal(info.kind, MSTAR_DEVICE_CUDA);
+    assert_string_equal(info.name, "cuda:0");
+    assert_string_equal(info.model, "Mock GPU");
+    assert_string_equal(info.isa, "sm_90");
+    assert_int_equal(info.l2_bytes, 60 << 20);
+    mstar_kernel_info kernel = {.struct_size = sizeof kernel};
+    int32_t count = 0;
+    while (mstar_device_query_kernel(device, count, &kernel) == MSTAR_OK) {
+        assert_string_equal(kernel.op, "attention");
+        assert_non_null(strstr(kernel.symbol, kernel.dtype));
+        count++;
+    }
+    assert_int_equal(count, mst_cuda_num_kernels());
+    assert_true(count <= 64); /* what a build compiles */
+    mock_cuda_close(device);
+}
+
+static void says_why_there_is_no_device(void **state)
+{
+    (void)state;
+    mstar_device *device;
+    mock->version = 11080;
+    CHECK_FAILED(mock_cuda_open(&device), MSTAR_DEVICE_UNAVAILABLE,
+                 "the NVIDIA driver is for CUDA 11.8");
+    mock->version = 99000;
+    mock->devices = 0;
+    CHECK_FAILED(mock_cuda_open(&device), MSTAR_DEVICE_UNAVAILABLE, "sees no device");
+    mock->devices = 1;
+    mock->major = 7;
+    CHECK_FAILED(mock_cuda_open(&device), MSTAR_DEVICE_UNAVAILABLE, "need 8.0");
+}
+
+/* Each call that opening makes, failed once: a clear error, nothing left behind, and the next try
+ * is fine. */
+static void survives_each_failed_call(void **state)
+{
+    (void)state;
+    const mock_call calls[] = {MOCK_init,         MOCK_driver_version,   MOCK_device_count,
+                               MOCK_device_get,   MOCK_device_attribute, MOCK_device_name,
+                               MOCK_context_push, MOCK_context_retain,   MOCK_stream_create};
+    mstar_device *device;
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        mock->fail_call = calls[i];
+        mock->fail_after = 1;
+        mock->fail_result = 999;
+        CHECK_FAILED(mock_cuda_open(&device), MSTAR_DEVICE_FAILED, "MOCK_ERROR_999");
+        assert_int_equal(mock->live, 0);
+        CHECK_OK(mock_cuda_open(&device));
+        mock_cuda_close(device);
+    }
+}
+
+static void memory_is_zero_and_copies_stay_inside(void **state)
+{
+    (void)state;
+    mstar_device *device;
+    mstar_stream *stream;
+    mstar_buffer *buffer;
+    unsigned char bytes[300], back[300];
+    CHECK_OK(mock_cuda_open(&device));
+    CHECK_OK(mstar_stream_create(device, -1, &stream));
+    CHECK_OK(mstar_buffer_create(device, 300, &buffer));
+    memset(back, 1, sizeof back);
+    CHECK_OK(mstar_buffer_download(buffer, stream, 0, back, 300));
+    CHECK_OK(mstar_stream_synchronize(stream));
+    for (int i = 0; i < 300; i++)
+        assert_int_equal(back[i], 0);
+    for (int i = 0; i < 300; i++)
+        bytes[i] = (unsigned char)i;
+    CHECK_OK(mstar_buffer_upload(buffer, stream, 7, bytes, 200));
+    CHECK_OK(mstar_buffer_download(buffer, stream, 0, back, 300));
+    for (int i = 0; i < 300; i++)
+        assert_int_equal(back[i], i >= 7 && i < 207 ? (unsigned char)(i - 7) : 0);
+    CHECK_INVALID(mstar_buffer_upload(buffer, stream, 101, bytes, 200), "past the end");
+    mock->free_bytes = 1000;
+    mstar_buffer *large;
+    CHECK_FAILED(mstar_buffer_create(device, 1001, &large), MSTAR_OUT_OF_MEMORY, "1000 of");
+    mstar_buffer_destroy(buffer);
+    mstar_stream_destroy(stream);
+    mock_cuda_close(device);
+}
+
+/* With copies that never end, every upload takes a stage of its own and none waits; with copies
+ * that have ended the first stages serve again. */
+static void ring_grows_and_reuses(void **state)
+{
+    (void)state;
+    mstar_device *device;
+    mstar_stream *stream;
+    mstar_buffer *buffer;
+    char byte = 5;
+    CHECK_OK(mock_cuda_open(&device));
+    CHECK_OK(mstar_stream_create(device, -1, &stream));
+    CHECK_OK(mstar_buffer_create(device, 64, &buffer));
+    mock->events_pending = true;
+    for (int i = 0; i < 3 * MST_CUDA_STAGES; i++)
+        CHECK_OK(mstar_buffer_upload(buffer, stream, 0, &byte, 1));
+    assert_int_equal(mst_cuda_of(device)->ring.num_stages, 3 * MST_CUDA_STAGES);
+    assert_int_equal(mock->calls[MOCK_event_synchronize], 0);
+    mock->events_pending = false;
+    int64_t allocations = mock->calls[MOCK_host_alloc];
+    for (int i = 0; i < 100; i++)
+        CHECK_OK(mstar_buffer_upload(buffer, stream, 0, &byte, 1));
+    assert_int_equal(mock->calls[MOCK_host_alloc], allocations);
+    mstar_buffer_destroy(buffer);
+    mstar_stream_destroy(stream);
+    mock_cuda_close(device);
+}
+
+/* While the caller's stream captures nothing may be allocated: full is BUSY, and afterwards fine.
+ */
+static void full_ring_in_a_capture_is_busy(void **state)
+{
+    (void)state;
+    mstar_device *device;
+    mst_cuda_stage *stage;
+    CHECK_OK(mock_cuda_open(&device));
+    mst_cuda *cuda = mst_cuda_of(device);
+    int handle;
+    mock->capturing = &handle;
+    CHECK_FAILED(mst_cuda_stage_take(cuda, &handle, 10, &stage), MSTAR_BUSY, "cannot grow");
+    mock->capturing = NULL;
+    CHECK_OK(mst_cuda_stage_take(cuda, &handle, 10, &stage));
+    mst_cuda_stage_drop(cuda, stage);
+    mock_cuda_close(device);
+}
+
+static void wraps_the_callers_stream(void **state)
+{
+    (void)state;
+    mstar_device *device;
+    mstar_stream *stream;
+    int native;
+    CHECK_OK(mock_cuda_open(&device));
+    CHECK_OK(mstar_stream_wrap(device, &native, &stream));
+    assert_ptr_equal(mstar_stream_get_native(stream), &native);
+    int64_t destroyed = mock->calls[MOCK_stream_destroy];
+    mstar_stream_destroy(stream);
+    assert_int_equal(mock->calls[MOCK_stream_destroy], destroyed);
+    CHECK_INVALID(mstar_stream_wrap(device, (void *)-1, &stream), "not a stream");
+    CHECK_INVALID(mstar_stream_wrap(device, (void *)-2, &stream), "another context");
+    CHECK_INVALID(mstar_stream_wrap(NULL, &native, &stream), "device is NULL");
+    mock_cuda_close(device);
+    mstar_device *cpu;
+    CHECK_OK(mstar_device_open("cpu", NULL, &cpu));
+    CHECK_FAILED(mstar_stream_wrap(cpu, &native, &stream), MSTAR_NOT_SUPPORTED,
+                 "mstar_stream_create");
+    CHECK_OK(mstar_device_close(cpu));
+}
+
+static void events_tell_time(void **state)
+{
+    (void)state;
+    mstar_device *device;
+    mstar_stream *stream;
+    mstar_event *start, *end;
+    int64_t ns;
+    int done;
+    CHECK_OK(mock_cuda_open(&device));
+    CHECK_OK(mstar_stream_create(device, -1, &stream));
+    CHECK_OK(mstar_event_create(device, &start));
+    CHECK_OK(mstar_event_create(device, &end));
+    CHECK_OK(mstar_event_record(start, stream));
+    CHECK_OK(mstar_event_record(end, stream));
+    mock->events_pending = true;
+    CHECK_OK(mstar_event_query(end, &done));
+    assert_int_equal(done, 0);
+    mock->events_pending = false;
+    CHECK_OK(mstar_event_query(end, &done));
+    assert_int_equal(done, 1);
+    CHECK_OK(mstar_stream_wait_event(stream, end));
+    CHECK_OK(mstar_event_elapsed_ns(start, end, &ns));
+    assert_int_equal(ns, 1500000);
+    mstar_event_destroy(start);
+    mstar_event_destroy(end);
+    mstar_stream_destroy(stream);
+    mock_cuda_close(device);
+}
+
+/* What a driver's answer becomes. */
+static void maps_results(void **state)
+{
+    (void)state;
+    const struct {
+        int result;
+        mstar_status status;
+    } cases[] = {{0, MSTAR_OK},
+                 {MST_CUDA_OUT_OF_MEMORY, MSTAR_OUT_OF_MEMORY},
+                 {MST_CUDA_NO_DEVICE, MSTAR_DEVICE_UNAVAILABLE},
+                 {MST_CUDA_NO_BINARY, MSTAR_DEVICE_UNAVAILABLE},
+                 {MST_CUDA_INVALID_HANDLE, MSTAR_INVALID_ARGUMENT},
+                 {MST_CUDA_CAPTURE_FIRST, MSTAR_OUT_OF_ORDER},
+                 {MST_CUDA_CAPTURE_LAST, MSTAR_OUT_OF_ORDER},
+                 {MST_CUDA_CAPTURE_LAST + 1, MSTAR_DEVICE_FAILED},
+                 {719, MSTAR_DEVICE_FAILED}};
+    const mst_cuda_driver *driver;
+    CHECK_OK(mst_cuda_driver_get(&driver));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        assert_int_equal(mst_cuda_check(driver, cases[i].result, "this"), cases[i].status);
+}
+
+/* Operations that this backend lacks are refused by name, never called. */
+static void refuses_what_it_lacks(void **state)
+{
+    (void)state;
+    mstar_device *device;
+    mstar_stream *stream;
+    CHECK_OK(mock_cuda_open(&device));
+    CHECK_OK(mstar_stream_create(device, -1, &stream));
+    if (device->backend->layer_norm == NULL)
+        CHECK_FAILED(mstar_normalize(stream, NULL, NULL), MSTAR_NOT_SUPPORTED, "\"cuda\"");
+    mstar_stream_destroy(stream);
+    mock_cuda_close(device);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(opens_and_tells, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(says_why_there_is_no_device, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(survives_each_failed_call, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(memory_is_zero_and_copies_stay_inside, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(ring_grows_and_reuses, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(full_ring_in_a_capture_is_busy, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(wraps_the_callers_stream, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(events_tell_time, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(maps_results, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(refuses_what_it_lacks, set_up, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -5,38 +5,20 @@
  * num_qo_heads, num_kv_heads, head_dim, q_lens and, but for self, kv_lens. Lengths are a list or
  * {"repeat": n, "times": m}. With max_num_segments and max_total_tokens the wrapper is one of graph
  * mode with these ceilings. Only visible pairs of query and key count as work. Workloads above
- * --max-gflop are listed as skipped, never dropped.
+ * --max-gflop are listed as skipped, never dropped. floor_us, fa2_class_us, best_us and goal_us of
+ * a workload, what others reach on some machine, are carried into the result.
  */
-#include "bench.h"
+#include "bench_attn.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct workload {
-    const char *name, *kind;
-    int causal;
-    int32_t heads, kv_heads, dim;
-    int64_t segments, q_tokens, kv_tokens;
-    int64_t max_segments, max_tokens; /* graph mode's ceilings; 0: eager */
-    int32_t *q_cu, *kv_cu;
-    double flops;
-} workload;
-
-typedef struct attn_run {
-    const workload *work;
-    mstar_stream *stream;
-    mstar_ragged_prefill *self;
-    mstar_ragged_cross_prefill *cross;
-    mstar_prefixed_prefill *prefixed;
-    mstar_tensor q, k, v, out;
-} attn_run;
 
 static int fail_file(const char *path, const char *name, const char *reason)
 {
     return cli_fail(CLI_FAILED, "%s: workload %s: %s", path, name, reason);
 }
 
-static void workload_release(workload *work)
+static void workload_release(cli_attn_work *work)
 {
     free(work->q_cu);
     free(work->kv_cu);
@@ -67,7 +49,7 @@ static int32_t *read_offsets(const json_t *lengths, int64_t *segments, int64_t *
 }
 
 /* Two products of head_dim for each visible pair and head. */
-static double count_flops(const workload *work)
+static double count_flops(const cli_attn_work *work)
 {
     double pairs = 0;
     for (int64_t i = 0; i < work->segments; i++) {
@@ -91,9 +73,10 @@ static bool are_lengths(const json_t *value)
                                     json_is_integer(json_object_get(value, "times")));
 }
 
-static int read_workload(const char *path, const json_t *object, workload *work)
+static int read_workload(const char *path, const json_t *object, cli_attn_work *work)
 {
     memset(work, 0, sizeof *work);
+    work->max_kv_tokens = -1;
     work->name = json_string_value(json_object_get(object, "name"));
     if (work->name == NULL)
         return fail_file(path, "?", "it has no \"name\"");
@@ -123,7 +106,7 @@ static int read_workload(const char *path, const json_t *object, workload *work)
     return CLI_OK;
 }
 
-static mstar_status run_status(const attn_run *run)
+static mstar_status run_status(const cli_attn_run *run)
 {
     if (run->self != NULL)
         return mstar_ragged_prefill_run(run->self, run->stream, &run->q, &run->k, &run->v,
@@ -135,16 +118,16 @@ static mstar_status run_status(const attn_run *run)
                                       &run->out, NULL);
 }
 
-static int run_once(void *context)
+int cli_attn_run_once(void *context)
 {
     mstar_status status = run_status(context);
     return status == MSTAR_OK ? CLI_OK : cli_fail(cli_exit_code(status), "%s", mstar_last_error());
 }
 
-static int plan_once(void *context)
+int cli_attn_plan_once(void *context)
 {
-    const attn_run *run = context;
-    const workload *work = run->work;
+    const cli_attn_run *run = context;
+    const cli_attn_work *work = run->work;
     mstar_status status;
     if (run->self != NULL)
         status = mstar_ragged_prefill_plan(run->self, run->stream, work->q_cu, work->segments,
@@ -158,9 +141,9 @@ static int plan_once(void *context)
     return status == MSTAR_OK ? CLI_OK : cli_fail(cli_exit_code(status), "%s", mstar_last_error());
 }
 
-static int create_wrapper(mstar_device *device, mstar_dtype dtype, attn_run *run)
+int cli_attn_create(mstar_device *device, mstar_dtype dtype, cli_attn_run *run)
 {
-    const workload *work = run->work;
+    const cli_attn_work *work = run->work;
     mstar_ragged_prefill_desc desc;
     mstar_ragged_prefill_desc_init(&desc);
     desc.num_qo_heads = work->heads;
@@ -170,6 +153,7 @@ static int create_wrapper(mstar_device *device, mstar_dtype dtype, attn_run *run
     desc.accelerator_graph = work->max_segments > 0;
     desc.max_num_segments = work->max_segments > 0 ? work->max_segments : -1;
     desc.max_total_tokens = work->max_segments > 0 ? work->max_tokens : -1;
+    desc.max_total_kv_tokens = work->max_kv_tokens;
     mstar_status status;
     if (strcmp(work->kind, "self") == 0)
         status = mstar_ragged_prefill_create(device, &desc, NULL, 0, &run->self);
@@ -180,10 +164,31 @@ static int create_wrapper(mstar_device *device, mstar_dtype dtype, attn_run *run
     return status == MSTAR_OK ? CLI_OK : cli_fail(CLI_FAILED, "%s", mstar_last_error());
 }
 
-static int bench_workload(cli_session *session, mstar_stream *stream, const workload *work,
+void cli_attn_destroy(cli_attn_run *run)
+{
+    mstar_ragged_prefill_destroy(run->self);
+    mstar_ragged_cross_prefill_destroy(run->cross);
+    mstar_prefixed_prefill_destroy(run->prefixed);
+}
+
+/* What others reach, where the file says it: carried into the result beside our figure. */
+static void put_peers(const json_t *object, double us, cli_report *report, json_t *row)
+{
+    static const char *const keys[] = {"floor_us", "fa2_class_us", "best_us", "goal_us"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        const json_t *value = json_object_get(object, keys[i]);
+        if (json_is_number(value))
+            cli_bench_put_number(report, row, keys[i], json_number_value(value));
+    }
+    double peer = json_number_value(json_object_get(object, "fa2_class_us"));
+    if (us > 0 && peer > 0)
+        cli_bench_put_number(report, row, "of_fa2_class", us / peer);
+}
+
+static int bench_workload(cli_session *session, mstar_stream *stream, const cli_attn_work *work,
                           mstar_dtype dtype, cli_report *report, json_t *row)
 {
-    attn_run run = {.work = work, .stream = stream};
+    cli_attn_run run = {.work = work, .stream = stream};
     size_t bytes = mstar_dtype_bytes(dtype);
     size_t q_count = (size_t)work->q_tokens * (size_t)work->heads * (size_t)work->dim;
     size_t k_count = (size_t)work->kv_tokens * (size_t)work->kv_heads * (size_t)work->dim;
@@ -200,20 +205,18 @@ static int bench_workload(cli_session *session, mstar_stream *stream, const work
     run.out = mstar_tensor_make(at + (q_count + 2 * k_count) * bytes, dtype, 3, q_shape);
     double plan_time = 0, run_time = 0;
     int plans = 0, runs = 0;
-    int code = create_wrapper(session->device, dtype, &run);
+    int code = cli_attn_create(session->device, dtype, &run);
     if (code == CLI_OK)
-        code = cli_bench_time(plan_once, &run, 20, 0.02, &plan_time, &plans);
+        code = cli_bench_time(cli_attn_plan_once, &run, 20, 0.02, &plan_time, &plans);
     if (code == CLI_OK)
-        code = cli_bench_time(run_once, &run, 3, 0.5, &run_time, &runs);
+        code = cli_bench_time(cli_attn_run_once, &run, 3, 0.5, &run_time, &runs);
     if (code == CLI_OK) {
         cli_bench_put_number(report, row, "us", run_time * 1e6);
         cli_bench_put_number(report, row, "gflops", work->flops / run_time * 1e-9);
         cli_bench_put_number(report, row, "plan_us", plan_time * 1e6);
         cli_bench_put_integer(report, row, "runs", runs);
     }
-    mstar_ragged_prefill_destroy(run.self);
-    mstar_ragged_cross_prefill_destroy(run.cross);
-    mstar_prefixed_prefill_destroy(run.prefixed);
+    cli_attn_destroy(&run);
     free(memory);
     return code;
 }
@@ -236,23 +239,28 @@ int cli_bench_attn(const cli_options *options)
     if (!json_is_array(list))
         code = cli_fail(CLI_FAILED, "%s: it must be a list of workloads", options->workloads);
     if (code == CLI_OK)
-        code = cli_session_open_device(&session, options->threads);
+        code = cli_session_open_named(&session, options->device, options->threads);
     if (code == CLI_OK && mstar_stream_create(session.device, -1, &stream) != MSTAR_OK)
         code = cli_fail(CLI_FAILED, "%s", mstar_last_error());
     if (code == CLI_OK)
         cli_bench_start(&report, "attn", &session.machine, mstar_dtype_name(dtype));
     for (size_t i = 0; code == CLI_OK && i < json_array_size(list); i++) {
-        workload work;
+        cli_attn_work work;
         code = read_workload(options->workloads, json_array_get(list, i), &work);
         if (code == CLI_OK) {
-            double now = cli_bench_peak(&session.machine, dtype);
+            bool on_gpu = session.machine.kind == MSTAR_DEVICE_CUDA;
+            double now = on_gpu ? 0 : cli_bench_peak(&session.machine, dtype);
             peak = now > peak ? now : peak;
             json_t *row = cli_bench_row(&report);
             cli_bench_put_text(&report, row, "name", work.name);
             if (work.flops > (double)options->max_gflop * 1e9)
                 cli_bench_put_text(&report, row, "skipped", "more work than --max-gflop");
+            else if (on_gpu)
+                code = cli_bench_attn_gpu(&session, stream, &work, dtype, &report, row);
             else
                 code = bench_workload(&session, stream, &work, dtype, &report, row);
+            put_peers(json_array_get(list, i), json_number_value(json_object_get(row, "us")),
+                      &report, row);
         }
         workload_release(&work);
     }

@@ -59,6 +59,22 @@ static json_t *list_poolings(const mstar_encoder_info *model)
     return list;
 }
 
+/* The first GPU by name, or why there is none. */
+static void report_gpu(cli_report *report)
+{
+    mstar_device *device = NULL;
+    mstar_device_info info = {.struct_size = sizeof info};
+    if (mstar_device_open("cuda:0", NULL, &device) != MSTAR_OK ||
+        mstar_device_query(device, &info) != MSTAR_OK) {
+        cli_report_value(report, NULL, "gpu", json_null());
+        cli_report_text(report, NULL, "gpu_reason", mstar_last_error());
+    } else {
+        cli_report_text(report, NULL, "gpu", info.model);
+        cli_report_value(report, NULL, "gpu_reason", json_null());
+    }
+    (void)mstar_device_close(device);
+}
+
 static void report_model(cli_report *report, const cli_options *options,
                          const mstar_encoder_info *model)
 {
@@ -100,6 +116,7 @@ int cli_run_info(const cli_options *options)
         cli_report_start(&report);
         cli_report_text(&report, NULL, "version", mstar_version());
         report_machine(&report, &session);
+        report_gpu(&report);
         if (options->model != NULL)
             report_model(&report, options, &session.model);
         else

@@ -13,11 +13,16 @@
 
 int cli_session_open_device(cli_session *session, int64_t threads)
 {
+    return cli_session_open_named(session, NULL, threads);
+}
+
+int cli_session_open_named(cli_session *session, const char *name, int64_t threads)
+{
     memset(session, 0, sizeof *session);
     mstar_device_desc desc;
     mstar_device_desc_init(&desc);
     desc.num_threads = (int32_t)threads;
-    mstar_status status = mstar_device_open("cpu", &desc, &session->device);
+    mstar_status status = mstar_device_open(name != NULL ? name : "cpu", &desc, &session->device);
     if (status == MSTAR_OK) {
         session->machine.struct_size = sizeof session->machine;
         status = mstar_device_query(session->device, &session->machine);

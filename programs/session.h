@@ -13,6 +13,8 @@ typedef struct cli_session {
 } cli_session;
 
 int cli_session_open_device(cli_session *session, int64_t threads);
+/* The same on a device by name; NULL is the CPU. */
+int cli_session_open_named(cli_session *session, const char *name, int64_t threads);
 /* Needs the device. prompt_name as in mstar_encoder_desc. With options->graphs the encoder
  * captures; a FILE is read first. */
 int cli_session_load(cli_session *session, const cli_options *options, const char *prompt_name);

@@ -226,7 +226,7 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
                                  CHUNKS % 4 == 0 || BN < 64 ? 4 : 2;
     static constexpr int PASS_ROWS = THREADS / LANES;
     static constexpr int STEPS = (CHUNKS + LANES - 1) / LANES;
-    static_assert(BN % PASS_ROWS == 0, "a block is a whole number of passes");
+    static_assert(BN % PASS_ROWS == 0 && ROWS % PASS_ROWS == 0, "tiles are a whole number of passes");
 
     /* Whether a lane has a chunk to copy in a step. The last chunk of a row is padding where the head
        dim is 8 short of DT: zeroed once, and left alone by the copies. */
@@ -270,19 +270,24 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         const char *base = (const char *)a.q +
                            ((int64_t)get(Q_FIRST) * a.q_row_stride + (int64_t)head * a.q_head_stride) * 2 +
                            lane_chunk * 16;
-        uint32_t to = q_smem + (threadIdx.x / LANES) * PITCH + lane_chunk * 16;
-#pragma unroll 2
-        for (int pass = 0; pass < (ROWS + PASS_ROWS - 1) / PASS_ROWS; pass++) {
-            int row = threadIdx.x / LANES + pass * PASS_ROWS;
-            if (ROWS % PASS_ROWS != 0 && row >= ROWS)
-                break;
-            unsigned packed = (unsigned)(row_begin + row);
-            unsigned token = a.group == 1 ? packed : packed / (unsigned)a.group;
-            unsigned of = packed - token * (unsigned)a.group;
-            const char *from = base + ((int64_t)token * a.q_row_stride + (int64_t)of * a.q_head_stride) * 2;
+        int row = threadIdx.x / LANES;
+        uint32_t to = q_smem + row * PITCH + lane_chunk * 16;
+        /* of ungrouped heads the next row is a fixed step away; of grouped ones it is looked for */
+        const char *next = base + (int64_t)(row_begin + row) * a.q_row_stride * 2;
+        int64_t pass_bytes = a.q_row_stride * (2 * PASS_ROWS);
+#pragma unroll 4
+        for (int pass = 0; pass < ROWS / PASS_ROWS; pass++, row += PASS_ROWS) {
+            const char *from = next;
+            next += pass_bytes;
+            if (a.group != 1) {
+                unsigned packed = (unsigned)(row_begin + row);
+                unsigned token = packed / (unsigned)a.group;
+                unsigned of = packed - token * (unsigned)a.group;
+                from = base + ((int64_t)token * a.q_row_stride + (int64_t)of * a.q_head_stride) * 2;
+            }
             bool wanted = row < rows;
             if (SLOW && a.elements) {
-                copy_elements(q_smem + row * PITCH,
+                copy_elements(to + pass * PASS_ROWS * PITCH - lane_chunk * 16,
                               wanted ? (const uint16_t *)(from - lane_chunk * 16) : nullptr, a.head_dim);
                 continue;
             }
@@ -340,18 +345,19 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
                                        wanted ? from + i * LANES * 16 : (const char *)a.k, wanted);
             }
         }
-        copies_commit();
     }
 
     template <bool SLOW>
     __device__ __forceinline__ void load_k(const mst_cuda_attn_args &a, unsigned block)
     {
         load_block<SLOW>(a, k_smem, k_from, a.k_row_stride, block);
+        copies_commit();
     }
     template <bool SLOW>
     __device__ __forceinline__ void load_v(const mst_cuda_attn_args &a, unsigned block)
     {
         load_block<SLOW>(a, v_smem, v_from, a.v_row_stride, block);
+        copies_commit();
     }
 
     /* ---- one block of keys ------------------------------------------------------------------- */
@@ -698,7 +704,7 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
             accumulate<EDGE>(p, v_at, groups);
     }
 
-    /* All keys of the work in hand; q is on its way, nothing else is. */
+    /* All keys of the work in hand, from the loads on. */
     template <bool SLOW>
     __device__ __forceinline__ void blocks(const mst_cuda_attn_args &a, int causal, bool row_mask,
                                            int kv_head, int key_begin, int key_end)
@@ -707,7 +713,10 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         unsigned last = (unsigned)(key_end - 1) / BN;
         clear();
         aim(a, kv_head, (int)first);
-        load_k<SLOW>(a, first); /* with q, which was asked for before */
+        /* k first: q's rows take the longest to find */
+        load_block<SLOW>(a, k_smem, k_from, a.k_row_stride, first);
+        load_rows<SLOW>(a, row_first(), kv_head * a.group);
+        copies_commit();
         if (STAGES > 1)
             load_v<SLOW>(a, first);
         if (QREG) {
@@ -769,12 +778,10 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         }
         bool slow = a.wide || a.elements;
         if (!slow) {
-            load_rows<false>(a, row_first(), kv_head * a.group);
             blocks<false>(a, causal, row_mask, kv_head, key_begin, key_end);
             slow = __syncthreads_or(special || has_huge_scores(a));
         }
         if (slow) {
-            load_rows<true>(a, row_first(), kv_head * a.group);
             blocks<true>(a, causal, row_mask, kv_head, key_begin, key_end);
         }
 #pragma unroll
@@ -827,15 +834,20 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         int lane_chunk = lane() % LANES;
         char *base = (char *)a.out + (first_token * a.out_row_stride + (int64_t)head * a.out_head_stride) * 2 +
                      lane_chunk * 16;
-#pragma unroll 2
+        char *next = base + (int64_t)(row_begin + first + lane() / LANES) * a.out_row_stride * 2;
+        int64_t pass_bytes = a.out_row_stride * (2 * PASS);
+#pragma unroll 4
         for (int pass = 0; pass < 16 * MT / PASS; pass++) {
             int row = lane() / LANES + pass * PASS;
             if (first + row >= rows)
                 continue;
-            unsigned packed = (unsigned)(row_begin + first + row);
-            unsigned token = a.group == 1 ? packed : packed / (unsigned)a.group;
-            unsigned of = packed - token * (unsigned)a.group;
-            char *to = base + ((int64_t)token * a.out_row_stride + (int64_t)of * a.out_head_stride) * 2;
+            char *to = next + pass * pass_bytes;
+            if (a.group != 1) {
+                unsigned packed = (unsigned)(row_begin + first + row);
+                unsigned token = packed / (unsigned)a.group;
+                unsigned of = packed - token * (unsigned)a.group;
+                to = base + ((int64_t)token * a.out_row_stride + (int64_t)of * a.out_head_stride) * 2;
+            }
             uint32_t from = own + row * PITCH + lane_chunk * 16;
 #pragma unroll
             for (int i = 0; i < STEPS; i++)
@@ -1003,7 +1015,7 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         if (work < total && threadIdx.x == 0) {
             fetch_item(a, work / per_item, 0);
             if (shared)
-                pending = atomicAdd(&a.counters->next, 1u) + gridDim.x;
+                pending = atomicAdd(&a.counters->next, 1u);
         }
         copies_commit();
         clear_padding(a);
@@ -1011,11 +1023,11 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         __syncthreads();
         for (int parity = 0; work < total; parity ^= 1) {
             if (threadIdx.x == 0) {
-                unsigned next = shared ? pending : total;
+                unsigned next = shared ? pending + gridDim.x : total;
                 *word(smem, NEXT_WORD + parity) = next;
                 if (next < total) {
                     fetch_item(a, next / per_item, parity ^ 1);
-                    pending = atomicAdd(&a.counters->next, 1u) + gridDim.x;
+                    pending = atomicAdd(&a.counters->next, 1u);
                 }
             }
             item = q_smem + parity * 3 * PITCH + CHUNKS * 16;

@@ -139,6 +139,8 @@ mstar_status mst_cuda_attn_image_begin(mstar_stream *stream, mstar_device *devic
 mstar_status mst_cuda_attn_image_end(mstar_stream *stream, mstar_device *device, void *image,
                                      const mst_attn_call *plan, int64_t num_tokens);
 mstar_status mst_cuda_attn_run(mstar_stream *stream, const mst_attn_call *call);
+/* What runs of the image launch now; for tests. */
+const mst_cuda_kernel *mst_cuda_attn_image_kernel(const void *image);
 
 /* ---- cuda_graph.c: entries of the vtable ----------------------------------------------------- */
 

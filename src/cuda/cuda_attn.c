@@ -202,6 +202,11 @@ void mst_cuda_attn_image_destroy(mstar_device *device, void *image)
     mst_free(own);
 }
 
+const mst_cuda_kernel *mst_cuda_attn_image_kernel(const void *image)
+{
+    return ((const mst_cuda_attn_image *)image)->kernel;
+}
+
 static size_t upload_bytes(int64_t num_items)
 {
     return ITEMS_AT - HEADER_AT + (size_t)num_items * sizeof(mst_cuda_attn_item);

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attn/attn.h"
 #include "support_attn.h"
 #include "support_check.h"
 #include "support_mock_cuda.h"
@@ -461,6 +462,54 @@ static void tiles_by_the_layout(void **state)
     assert_int_equal(mst_cuda_attn_tile_rows(144, 256, 128, 16, 132), 64);
 }
 
+/* The kernel that is launched for one segment repeated, eager or with these as ceilings. */
+static const char *kernel_of(int32_t heads, int32_t kv_heads, int32_t dim, int32_t length,
+                             int32_t times, bool graph)
+{
+    attn_problem problem;
+    attn_wrapper wrapper;
+    mstar_ragged_prefill_desc desc;
+    attn_problem_init(&problem);
+    problem.dtype = MSTAR_DTYPE_BF16;
+    problem.num_qo_heads = heads;
+    problem.num_kv_heads = kv_heads;
+    problem.head_dim = dim;
+    for (int32_t i = 0; i < times; i++)
+        assert_true(attn_problem_add(&problem, length, length));
+    attn_problem_desc(&problem, &desc);
+    if (graph) {
+        desc.accelerator_graph = 1;
+        desc.max_num_segments = times;
+        desc.max_total_tokens = (int64_t)length * times;
+    }
+    CHECK_OK(attn_create(device, problem.kind, &desc, NULL, 0, &wrapper));
+    plan_wrapper(&wrapper, &problem);
+    const mst_attn_wrapper *own = wrapper.object;
+    static char symbol[64];
+    (void)snprintf(symbol, sizeof symbol, "%s", mst_cuda_attn_image_kernel(own->image)->symbol);
+    attn_destroy(&wrapper);
+    return symbol;
+}
+
+static void picks_the_kernel_for_the_layout(void **state)
+{
+    (void)state;
+    for (int graph = 0; graph < 2; graph++) {
+        assert_string_equal(kernel_of(16, 16, 128, 1024, 8, graph),
+                            "mst_attn_bf16_hd128_m2n64s2_sm80");
+        assert_string_equal(kernel_of(32, 32, 128, 64, 9, graph),
+                            "mst_attn_bf16_hd128_m1n64s1_sm80");
+        assert_string_equal(kernel_of(32, 8, 128, 240, 1, graph),
+                            "mst_attn_bf16_hd128_m1n64s2_sm80");
+        assert_string_equal(kernel_of(16, 16, 72, 729, 8, graph),
+                            "mst_attn_bf16_hd80_m2n64s2_sm80");
+        assert_string_equal(kernel_of(16, 16, 80, 64, 90, graph),
+                            "mst_attn_bf16_hd80_m1n64s2_sm80");
+        assert_string_equal(kernel_of(12, 12, 64, 90, 90, graph),
+                            "mst_attn_bf16_hd64_m1n64s2_sm80");
+    }
+}
+
 static void backends_by_name(void **state)
 {
     (void)state;
@@ -501,6 +550,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(replays_after_any_plan, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_capture_refuses_a_plan, set_up, tear_down),
         cmocka_unit_test_setup_teardown(survives_failed_calls, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(picks_the_kernel_for_the_layout, set_up, tear_down),
         cmocka_unit_test_setup_teardown(backends_by_name, set_up, tear_down),
         cmocka_unit_test(splits_by_the_segment_alone),
         cmocka_unit_test(tiles_by_the_layout),

@@ -69,7 +69,9 @@ class EncoderDesc(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_uint32), ("dtype", ctypes.c_int),
                 ("pooling", ctypes.c_int32), ("normalize", ctypes.c_int32),
                 ("max_tokens", ctypes.c_int64), ("truncate", ctypes.c_int),
-                ("max_batch_tokens", ctypes.c_int32), ("prompt_name", ctypes.c_char_p)]
+                ("max_batch_tokens", ctypes.c_int32), ("prompt_name", ctypes.c_char_p),
+                ("timing", ctypes.c_int32), ("graphs", ctypes.c_int32),
+                ("graph_tokens", ctypes.c_void_p), ("num_graph_tokens", ctypes.c_int64)]
 
 
 class EncoderInfo(ctypes.Structure):

@@ -61,7 +61,8 @@ void fault_skip(fault_case *c, const char *reason);
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
-/* One device for each level, of three threads; opened and closed by the group's fixtures. */
+/* One device for each level of the machine, of three threads; opened and closed by the group's
+   fixtures. */
 extern attn_isas fault_isas;
 int fault_open_devices(void **state);
 int fault_close_devices(void **state);

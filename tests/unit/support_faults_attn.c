@@ -22,6 +22,11 @@ int fault_open_devices(void **state)
 {
     (void)state;
     attn_isas_open(&fault_isas, 3);
+    /* Without the emulated tiles, the last: large cases would take minutes on them. */
+    int32_t last = fault_isas.count - 1;
+    assert_string_equal(fault_isas.name[last], ATTN_EMULATED);
+    attn_must(mstar_device_close(fault_isas.device[last]));
+    fault_isas.count = last;
     return 0;
 }
 
@@ -39,13 +44,7 @@ mstar_device *fault_best(void)
 
 mstar_device *fault_device(const char *isa, int32_t num_threads)
 {
-    mstar_device_desc desc;
-    mstar_device *device = NULL;
-    mstar_device_desc_init(&desc);
-    desc.max_isa = isa;
-    desc.num_threads = num_threads;
-    attn_must(mstar_device_open("cpu", &desc, &device));
-    return device;
+    return attn_open(isa, num_threads, NULL);
 }
 
 /* ---- problems -------------------------------------------------------------------------------- */

@@ -173,6 +173,13 @@ static int attention_create(mstc_state *state, mstc_attention *self, const char 
     mstar_status status = mstar_device_query(device, &info);
     self->device_kind = info.kind;
     self->device_index = info.index;
+    if (status == MSTAR_OK && info.kind != MSTAR_DEVICE_CPU) { /* needs the caller's stream */
+        PyErr_Format(PyExc_NotImplementedError,
+                     "device is '%s'; this package does not hand the caller's stream to the "
+                     "library yet and computes on 'cpu' alone",
+                     device_name);
+        return -1;
+    }
     if (status == MSTAR_OK && take_workspace(state, self, workspace, &memory, &bytes) < 0)
         return -1;
     if (status == MSTAR_OK)

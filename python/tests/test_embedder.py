@@ -94,7 +94,7 @@ def test_options(model):
     ({"max_seq_length": 0}, ValueError, "max_seq_length is 0"),
     ({"truncate": "middle"}, ValueError, "truncate is 'middle'"),
     ({"dtype": "int8"}, ValueError, "int8"), ({"dtype": "float16"}, (ValueError, NotImplementedError), "dtype"),
-    ({"device": "cuda"}, RuntimeError, "CUDA"), ({"prompt_name": "no such"}, Exception, "no such"),
+    ({"device": "tpu"}, ValueError, "tpu"), ({"prompt_name": "no such"}, Exception, "no such"),
 ])
 def test_bad_options(model, more, error, message):
     with pytest.raises(error, match=message):

@@ -270,7 +270,7 @@ class RaggedPrefillWrapper(_RaggedPrefillBase):
 
     Raises:
         ValueError: an argument out of range. AssertionError: graph mode without its ceilings.
-        RuntimeError: the device is not there.
+        RuntimeError: the device is not there. NotImplementedError: it is a GPU.
     """
 
     _kind = _SELF
@@ -386,7 +386,8 @@ class FlashInferRaggedPrefillWrapper(_FlashInferRaggedPrefillBase, RaggedPrefill
         **kwargs: the further arguments of RaggedPrefillWrapper.
 
     Raises:
-        ValueError: as there, or the buffer is smaller than what run needs (info names it).
+        ValueError: as there, or the buffer is smaller than what run needs: info's workspace_bytes,
+            and up to 63 more where it does not begin at a multiple of 64.
         NotImplementedError: a backend that this device does not have.
     """
 

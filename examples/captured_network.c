@@ -197,8 +197,9 @@ static mstar_status open_network(network *net)
 {
     memset(net, 0, sizeof *net);
     TRY(mstar_device_open("cpu", NULL, &net->device));
-    for (int i = 0; i < WORDS * WIDTH; i++)
-        net->words[0][i] = any();
+    for (int i = 0; i < WORDS; i++)
+        for (int j = 0; j < WIDTH; j++)
+            net->words[i][j] = any();
     TRY(make_linear(net, 3 * WIDTH, &net->qkv));
     TRY(make_linear(net, WIDTH, &net->out));
     TRY(make_linear(net, WIDTH, &net->cross_q));

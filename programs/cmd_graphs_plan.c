@@ -89,7 +89,7 @@ static int add_chunk(counter *c, const cli_input *input, const cli_chunk *chunk,
 {
     for (int64_t i = 0; i < chunk->count; i++) {
         const mstar_text *text = &chunk->texts[i];
-        int64_t value, line = chunk->items[i].line;
+        int64_t value = 0, line = chunk->items[i].line;
         if (c->tokenizer != NULL) {
             int code = count_tokens(c, text, &value);
             if (code != CLI_OK)

@@ -59,13 +59,19 @@ static json_t *list_poolings(const mstar_encoder_info *model)
     return list;
 }
 
-/* The first GPU by name, or why there is none. */
-static void report_gpu(cli_report *report)
+/* The first GPU by name, or why there is none; that memory is short is no such reason. */
+static int report_gpu(cli_report *report)
 {
     mstar_device *device = NULL;
     mstar_device_info info = {.struct_size = sizeof info};
-    if (mstar_device_open("cuda:0", NULL, &device) != MSTAR_OK ||
-        mstar_device_query(device, &info) != MSTAR_OK) {
+    mstar_status status = mstar_device_open("cuda:0", NULL, &device);
+    if (status == MSTAR_OK)
+        status = mstar_device_query(device, &info);
+    if (status == MSTAR_OUT_OF_MEMORY) {
+        (void)mstar_device_close(device);
+        return cli_fail(cli_exit_code(status), "%s", mstar_last_error());
+    }
+    if (status != MSTAR_OK) {
         cli_report_value(report, NULL, "gpu", json_null());
         cli_report_text(report, NULL, "gpu_reason", mstar_last_error());
     } else {
@@ -73,6 +79,7 @@ static void report_gpu(cli_report *report)
         cli_report_value(report, NULL, "gpu_reason", json_null());
     }
     (void)mstar_device_close(device);
+    return CLI_OK;
 }
 
 static void report_model(cli_report *report, const cli_options *options,
@@ -116,12 +123,15 @@ int cli_run_info(const cli_options *options)
         cli_report_start(&report);
         cli_report_text(&report, NULL, "version", mstar_version());
         report_machine(&report, &session);
-        report_gpu(&report);
+        code = report_gpu(&report);
         if (options->model != NULL)
             report_model(&report, options, &session.model);
         else
             cli_report_value(&report, NULL, "model", json_null());
-        code = cli_report_print(&report, options->json != 0);
+        if (code == CLI_OK)
+            code = cli_report_print(&report, options->json != 0);
+        else
+            json_decref(report.root);
     }
     cli_session_close(&session);
     return code;

@@ -34,10 +34,10 @@
  * first key (Milakov and Gimelshein 2018, Rabe and Staats 2021), the result rounded once to q's
  * dtype. bf16 and f16 inputs are widened exactly; where the kernel multiplies pairs of bf16
  * (levels avx512bf16 and amx), bf16 inputs below 2^-126 count as 0 and each weight is rounded to
- * bf16 before it meets v, the sum of weights being taken before. On a GPU bf16 and f16 go through tensor cores,
- * where weights are rounded to q's dtype in the same way and q.k itself, before the scale, must lie
- * inside f32. Masking is by selection: a NaN or infinity outside a segment, or on a key that a row
- * does not see, never reaches that row.
+ * bf16 before it meets v, the sum of weights being taken before. On a GPU bf16 and f16 go through
+ * tensor cores, where weights are rounded to q's dtype in the same way and q.k itself, before the
+ * scale, must lie inside f32. Masking is by selection: a NaN or infinity outside a segment, or on a
+ * key that a row does not see, never reaches that row.
  */
 #ifndef MSTAR_ATTENTION_H
 #define MSTAR_ATTENTION_H

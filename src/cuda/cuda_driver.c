@@ -2,6 +2,7 @@
  * cuda_driver.c - opens the driver's library, once, and turns its results into ours.
  */
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 
 #include "cuda/cuda_driver.h"
@@ -27,8 +28,11 @@ static bool find(void *library, const char *symbol, any_function *function)
 
 static mstar_status open_library(void)
 {
+    errno = 0;
     void *library = dlopen(DRIVER_LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
+        if (errno == ENOMEM)
+            return mst_fail(MSTAR_OUT_OF_MEMORY, "no memory to look for the NVIDIA driver");
         const char *reason = dlerror();
         return mst_fail(MSTAR_DEVICE_UNAVAILABLE, "the NVIDIA driver cannot be used: %s",
                         reason != NULL ? reason : "no reason given");

@@ -91,7 +91,8 @@ mstar_status mstar_device_open(const char *name, const mstar_device_desc *desc,
     mstar_status status = backend->open(made, &full);
     if (status != MSTAR_OK) {
         mst_free(made);
-        return status;
+        return backend->kind == MSTAR_DEVICE_CPU ? status
+                                                 : mst_fail_in(status, "device \"%s\"", name);
     }
     *device = made;
     return MSTAR_OK;

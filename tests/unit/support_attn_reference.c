@@ -315,10 +315,10 @@ static bool fits(double got, double want, double bound)
 bool attn_reference_check(const attn_problem *problem, const attn_data *data,
                           const attn_reference *reference, const char *isa)
 {
-    bool pairs = strcmp(isa, "sm80") == 0 ||
-                 (problem->dtype == MSTAR_DTYPE_BF16 &&
-                  (strcmp(isa, "avx512bf16") == 0 || strcmp(isa, "amx") == 0 ||
-                   strcmp(isa, ATTN_EMULATED) == 0));
+    bool pairs =
+        strcmp(isa, "sm80") == 0 || (problem->dtype == MSTAR_DTYPE_BF16 &&
+                                     (strcmp(isa, "avx512bf16") == 0 || strcmp(isa, "amx") == 0 ||
+                                      strcmp(isa, ATTN_EMULATED) == 0));
     int64_t bad = 0;
     int64_t heads = problem->num_qo_heads;
     int64_t dim = problem->head_dim;

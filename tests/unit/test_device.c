@@ -29,9 +29,17 @@ static void names(void **state)
     CHECK_FAILED(mstar_device_open("cpu:1", NULL, &device), MSTAR_NOT_FOUND,
                  "\"cpu:1\": there is one CPU device");
     const char *const cuda[] = {"cuda", "cuda:0", "cuda:7"};
-    for (size_t i = 0; i < sizeof cuda / sizeof cuda[0]; i++)
-        CHECK_FAILED(mstar_device_open(cuda[i], NULL, &device), MSTAR_DEVICE_UNAVAILABLE,
-                     "this build has no CUDA backend");
+    for (size_t i = 0; i < sizeof cuda / sizeof cuda[0]; i++) {
+        /* a build with that backend may find a card, or not the seventh */
+        mstar_status status = mstar_device_open(cuda[i], NULL, &device);
+        if (status == MSTAR_OK) {
+            CHECK_OK(mstar_device_close(device));
+            device = untouched;
+            continue;
+        }
+        assert_true(status == MSTAR_DEVICE_UNAVAILABLE || status == MSTAR_NOT_FOUND);
+        assert_non_null(strstr(mstar_last_error(), cuda[i]));
+    }
     assert_ptr_equal(device, untouched);
     char longest[3000];
     memset(longest, 'y', sizeof longest - 1);

@@ -79,7 +79,7 @@ static void test_brute_force(void **state)
         for (int64_t i = 0; i < num_steps; i++)
             steps[i] = (mstar_traffic_step){check_integer(&rng, 1, 4), check_integer(&rng, 0, 30),
                                             check_integer(&rng, 0, 5)};
-        int64_t pairs[3][2], best = -1, fewest = 0;
+        int64_t pairs[8][2], best = -1, fewest = 0;
         brute(steps, num_steps, max_buckets, pairs, 0, 0, &best, &fewest);
         mstar_traffic_bucket buckets[3];
         int64_t count = -1, padding = 0;

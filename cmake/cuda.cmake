@@ -2,11 +2,8 @@
 # cards, and put into the library as read-only data. The library links to nothing of CUDA: the driver is opened at run
 # time. Gives MST_CUDA_DEFINITIONS and MST_CUDA_IMAGE_SOURCE, both empty without CUDA.
 find_program(MSTAR_NVCC nvcc HINTS ${CMAKE_SOURCE_DIR}/build/nvcc/bin DOC "nvcc 12.0 or newer (tools/get_cuda.sh gets one)")
-if(MSTAR_NVCC)
-    option(MSTAR_CUDA "build the kernels for NVIDIA GPUs" ON)
-else()
-    option(MSTAR_CUDA "build the kernels for NVIDIA GPUs" OFF)
-endif()
+# Off unless asked for, by the preset cuda or by hand: the images take minutes, and every configuration makes its own.
+option(MSTAR_CUDA "build the kernels for NVIDIA GPUs" OFF)
 set(MST_CUDA_DEFINITIONS "")
 set(MST_CUDA_IMAGE_SOURCE "")
 if(NOT MSTAR_CUDA)

@@ -31,6 +31,9 @@ mstar_status mst_fail(mstar_status status, const char *format, ...) MST_PRINTF(2
 #endif
 /* Puts "context: " before the present text; returns status. */
 mstar_status mst_fail_in(mstar_status status, const char *format, ...) MST_PRINTF(2, 3);
+#if defined(__clang_analyzer__)
+#define mst_fail_in(status, ...) ((void)mst_fail_in(status, __VA_ARGS__), (status))
+#endif
 
 /* Returns early with the status of a failed expression. */
 #define MST_TRY(expression)                          \

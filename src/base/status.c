@@ -7,6 +7,7 @@
 
 /* What stands for them in the static analyzer's sight. */
 #undef mst_fail
+#undef mst_fail_in
 #undef mst_check_not_null
 
 #define MST_ERROR_BYTES 1024

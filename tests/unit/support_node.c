@@ -294,7 +294,8 @@ static mstar_graph_miss run_range(mstar_graph_runner *runner, const char *walk,
     for (int64_t i = 0; i < count; i++)
         tokens += request.inputs[i].input_seq_len;
     assert_true(tokens <= result.num_tokens);
-    memcpy(hidden, tensor->data, (size_t)tokens * sizeof *hidden);
+    if (tokens > 0) /* without a token the output may be a view of nothing */
+        memcpy(hidden, tensor->data, (size_t)tokens * sizeof *hidden);
     return result.miss;
 }
 

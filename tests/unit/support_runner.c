@@ -101,11 +101,14 @@ mstar_runner_bucket_info bench_query_bucket(const bench *b, int64_t index)
 void bench_poison(bench *b)
 {
     mstar_graph_runner *runner = b->runner;
-    memset(mstar_buffer_get_data(runner->pool), 0xff, runner->pool_bytes);
+    if (runner->pool_bytes > 0)
+        memset(mstar_buffer_get_data(runner->pool), 0xff, runner->pool_bytes);
     for (int64_t i = 0; i < runner->num_configs; i++) {
         const mst_static_inputs *inputs = &runner->config_states[i].inputs;
         for (int64_t j = 0; j < inputs->count; j++)
-            memset(mstar_buffer_get_data(inputs->items[j].buffer), 0x7f, inputs->items[j].bytes);
+            if (inputs->items[j].bytes > 0)
+                memset(mstar_buffer_get_data(inputs->items[j].buffer), 0x7f,
+                       inputs->items[j].bytes);
     }
 }
 

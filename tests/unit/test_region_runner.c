@@ -221,13 +221,18 @@ static void run_eager(bench *b, check_rng *rng, const int64_t *lengths, int64_t 
     CHECK_OK(run_layer(b, b->stream, r->tokens, &x, &t_qkv, &t_context, &want, false));
 }
 
+static void poison_buffer(mstar_buffer *buffer)
+{
+    if (mstar_buffer_get_bytes(buffer) > 0)
+        memset(mstar_buffer_get_data(buffer), 0xff, mstar_buffer_get_bytes(buffer));
+}
+
 static void poison(const bench *b)
 {
     for (int64_t i = 0; i < b->runner->shapes.count * b->runner->num_slots; i++) {
         const mst_region_capture *capture = &b->runner->captures[i];
-        memset(mstar_buffer_get_data(capture->memory), 0xff,
-               mstar_buffer_get_bytes(capture->memory));
-        memset(mstar_buffer_get_data(capture->out), 0xff, mstar_buffer_get_bytes(capture->out));
+        poison_buffer(capture->memory);
+        poison_buffer(capture->out);
     }
 }
 

@@ -23,14 +23,10 @@ mstar_status mstar_graph_config_type_parse(const char *text, mstar_graph_config_
 {
     MST_TRY(mst_check_not_null("text", text));
     MST_TRY(mst_check_not_null("type", type));
-    for (size_t i = 0; i < sizeof type_names / sizeof type_names[0]; i++) {
-        if (strcmp(text, type_names[i]) == 0) {
-            *type = (mstar_graph_config_type)i;
-            return MSTAR_OK;
-        }
-    }
-    return mst_fail(MSTAR_INVALID_ARGUMENT, "config type is \"%.64s\"; there are \"%s\" and \"%s\"",
-                    text, type_names[0], type_names[1]);
+    int index;
+    MST_TRY(mst_parse_type("config type", text, type_names, &index));
+    *type = (mstar_graph_config_type)index;
+    return MSTAR_OK;
 }
 
 static const char *const miss_texts[][2] = {

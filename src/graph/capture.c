@@ -162,22 +162,16 @@ static mstar_status add_padding(mstar_graph_runner *runner)
 static mstar_status claim(mstar_graph_runner *runner)
 {
     mstar_lease *leases;
-    mstar_claim all = {.struct_size = sizeof all, .node = runner->node};
+    int64_t count = 0;
     MST_TRY(mst_alloc_array(runner->num_buckets * runner->num_slots, sizeof *leases, "leases",
                             (void **)&leases));
-    for (int64_t i = 0; i < runner->num_buckets; i++) {
-        const mst_runner_bucket *bucket = &runner->buckets[i];
-        if (!is_kept(bucket))
-            continue;
-        for (int32_t slot = 0; slot < runner->num_slots; slot++)
-            leases[all.num_leases++] = runner->captures[i * runner->num_slots + slot].lease;
-        all.max_bs = mst_max_i64(all.max_bs, bucket->size.bs);
-        all.max_tokens = mst_max_i64(all.max_tokens, bucket->size.num_tokens);
-    }
-    all.leases = leases;
-    mstar_status status = mstar_resources_claim(runner->resources, &all);
+    for (int64_t i = 0; i < runner->num_buckets; i++)
+        for (int32_t slot = 0; slot < runner->num_slots && is_kept(&runner->buckets[i]); slot++)
+            leases[count++] = runner->captures[i * runner->num_slots + slot].lease;
+    mstar_status status =
+        mst_claim_leases(runner->resources, runner->node, leases, count, runner->node);
     mst_free(leases);
-    return status == MSTAR_OK ? MSTAR_OK : mst_fail_in(status, "%s: claim", runner->node);
+    return status;
 }
 
 mstar_status mstar_graph_runner_prepare(mstar_graph_runner *runner)

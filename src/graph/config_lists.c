@@ -53,6 +53,19 @@ mstar_status mst_copy_batch_sizes(const int64_t *sizes, int64_t count, int64_t *
     return MSTAR_OK;
 }
 
+mstar_status mst_parse_type(const char *what, const char *text, const char *const names[2],
+                            int *index)
+{
+    for (int i = 0; i < 2; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            *index = i;
+            return MSTAR_OK;
+        }
+    }
+    return mst_fail(MSTAR_INVALID_ARGUMENT, "%s is \"%.64s\"; there are \"%s\" and \"%s\"", what,
+                    text, names[0], names[1]);
+}
+
 mstar_status mst_check_flag(const char *name, int32_t value)
 {
     return mst_check_range(name, value, 0, 1);

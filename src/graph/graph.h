@@ -27,6 +27,9 @@ mstar_status mst_copy_integers(const char *name, const int64_t *values, int64_t 
 /* capture_batch_sizes as given, or the default; *largest is their maximum. */
 mstar_status mst_copy_batch_sizes(const int64_t *sizes, int64_t count, int64_t **copy,
                                   int64_t *copied, int64_t *largest);
+/* The place of a text among the two names of a type; what is "config type". */
+mstar_status mst_parse_type(const char *what, const char *text, const char *const names[2],
+                            int *index);
 /* A flag of a desc: 0 or 1. */
 mstar_status mst_check_flag(const char *name, int32_t value);
 /* A text of a desc that may not be empty; NULL only where it is optional. */

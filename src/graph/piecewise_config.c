@@ -21,14 +21,10 @@ mstar_status mstar_piecewise_type_parse(const char *text, mstar_piecewise_type *
 {
     MST_TRY(mst_check_not_null("text", text));
     MST_TRY(mst_check_not_null("type", type));
-    for (size_t i = 0; i < sizeof type_names / sizeof type_names[0]; i++) {
-        if (strcmp(text, type_names[i]) == 0) {
-            *type = (mstar_piecewise_type)i;
-            return MSTAR_OK;
-        }
-    }
-    return mst_fail(MSTAR_INVALID_ARGUMENT, "region type is \"%.64s\"; there are \"%s\" and \"%s\"",
-                    text, type_names[0], type_names[1]);
+    int index;
+    MST_TRY(mst_parse_type("region type", text, type_names, &index));
+    *type = (mstar_piecewise_type)index;
+    return MSTAR_OK;
 }
 
 /* ---- descs ----------------------------------------------------------------------------------- */

@@ -106,21 +106,16 @@ static void drop(mstar_region_runner *runner, int64_t shape)
 static mstar_status claim(mstar_region_runner *runner)
 {
     mstar_lease *leases;
-    mstar_claim all = {.struct_size = sizeof all, .node = runner->node};
+    int64_t count = 0;
     MST_TRY(mst_alloc_array(runner->shapes.count * runner->num_slots, sizeof *leases, "leases",
                             (void **)&leases));
-    for (int64_t i = 0; i < runner->shapes.count; i++) {
-        if (!runner->captured[i])
-            continue;
-        for (int32_t slot = 0; slot < runner->num_slots; slot++)
-            leases[all.num_leases++] = runner->captures[i * runner->num_slots + slot].lease;
-        all.max_bs = mst_max_i64(all.max_bs, runner->shapes.items[i].bs);
-        all.max_tokens = mst_max_i64(all.max_tokens, runner->shapes.items[i].total_tokens);
-    }
-    all.leases = leases;
-    mstar_status status = mstar_resources_claim(runner->resources, &all);
+    for (int64_t i = 0; i < runner->shapes.count; i++)
+        for (int32_t slot = 0; slot < runner->num_slots && runner->captured[i]; slot++)
+            leases[count++] = runner->captures[i * runner->num_slots + slot].lease;
+    mstar_status status =
+        mst_claim_leases(runner->resources, runner->node, leases, count, runner->key_info);
     mst_free(leases);
-    return status == MSTAR_OK ? MSTAR_OK : mst_fail_in(status, "%s: claim", runner->key_info);
+    return status;
 }
 
 mstar_status mstar_region_runner_prepare(mstar_region_runner *runner)

@@ -171,6 +171,10 @@ void mst_reset_padding(mstar_graph_runner *runner, const mstar_step_context *con
 mstar_status mst_count_tokens(const mstar_node_input *inputs, int64_t count, int64_t multiplier,
                               int64_t *tokens);
 
+/* Claims the buffers of all leases of a node at once; an error begins with who. */
+mstar_status mst_claim_leases(mstar_resources *resources, const char *node,
+                              const mstar_lease *leases, int64_t count, const char *who);
+
 /* ---- capture.c ------------------------------------------------------------------------------- */
 
 /* The inputs and the context of a bucket's dummy step in a slot; inputs to be released. */

@@ -19,6 +19,19 @@ void mst_tensors_clear(mstar_tensors *tensors)
     tensors->count = 0;
 }
 
+mstar_status mst_claim_leases(mstar_resources *resources, const char *node,
+                              const mstar_lease *leases, int64_t count, const char *who)
+{
+    mstar_claim all = {
+        .struct_size = sizeof all, .node = node, .leases = leases, .num_leases = count};
+    for (int64_t i = 0; i < count; i++) {
+        all.max_bs = mst_max_i64(all.max_bs, leases[i].key.bs);
+        all.max_tokens = mst_max_i64(all.max_tokens, leases[i].key.num_tokens);
+    }
+    mstar_status status = mstar_resources_claim(resources, &all);
+    return status == MSTAR_OK ? MSTAR_OK : mst_fail_in(status, "%s: claim", who);
+}
+
 mstar_status mst_count_tokens(const mstar_node_input *inputs, int64_t count, int64_t multiplier,
                               int64_t *tokens)
 {

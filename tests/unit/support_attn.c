@@ -510,19 +510,59 @@ bool attn_same_bits(const mstar_tensor *a, int64_t a_row, const mstar_tensor *b,
     return true;
 }
 
-void attn_problem_run(const attn_problem *problem, mstar_device *device, mstar_stream *stream,
-                      const attn_data *data)
+void attn_copy_rows(const mstar_tensor *to, int64_t to_row, const mstar_tensor *from,
+                    int64_t from_row, int64_t rows)
+{
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t h = 0; h < to->shape[1]; h++)
+            for (int64_t d = 0; d < to->shape[2]; d++)
+                attn_set(to, to_row + r, h, d, attn_get(from, from_row + r, h, d));
+}
+
+static void run_once(const attn_problem *problem, mstar_device *device, mstar_stream *stream,
+                     const int32_t *q_offsets, const int32_t *kv_offsets, int64_t num_segments,
+                     const mstar_tensor *tensors, const mstar_tensor *lse)
 {
     mstar_ragged_prefill_desc desc;
     attn_wrapper wrapper;
     attn_problem_desc(problem, &desc);
     if (attn_create(device, problem->kind, &desc, NULL, 0, &wrapper) != MSTAR_OK ||
-        attn_plan(&wrapper, stream, problem->q_offsets, problem->num_segments, problem->kv_offsets,
-                  problem->num_segments, problem->causal) != MSTAR_OK ||
-        attn_run(&wrapper, stream, &data->q.tensor, &data->k.tensor, &data->v.tensor,
-                 &data->out.tensor, data->lse_tensor) != MSTAR_OK)
+        attn_plan(&wrapper, stream, q_offsets, num_segments, kv_offsets, num_segments,
+                  problem->causal) != MSTAR_OK ||
+        attn_run(&wrapper, stream, &tensors[0], &tensors[1], &tensors[2], &tensors[3], lse) !=
+            MSTAR_OK)
         fail_msg("%s: %s", attn_problem_text(problem), mstar_last_error());
     attn_destroy(&wrapper);
+}
+
+void attn_problem_run(const attn_problem *problem, mstar_device *device, mstar_stream *stream,
+                      const attn_data *data)
+{
+    const mstar_tensor tensors[] = {data->q.tensor, data->k.tensor, data->v.tensor,
+                                    data->out.tensor};
+    run_once(problem, device, stream, problem->q_offsets, problem->kv_offsets,
+             problem->num_segments, tensors, data->lse_tensor);
+}
+
+void attn_problem_run_part(const attn_problem *problem, mstar_device *device, mstar_stream *stream,
+                           const attn_data *data, const attn_data *to, int64_t begin, int64_t end)
+{
+    int32_t q[ATTN_MAX_SEGMENTS + 1];
+    int32_t kv[ATTN_MAX_SEGMENTS + 1];
+    int32_t kv_dim = problem->kv_layout == MSTAR_KV_HND ? 1 : 0;
+    int64_t count = end - begin;
+    for (int64_t i = 0; i <= count; i++) {
+        q[i] = problem->q_offsets[begin + i] - problem->q_offsets[begin];
+        kv[i] = problem->kv_offsets[begin + i] - problem->kv_offsets[begin];
+    }
+    int64_t q_first = problem->q_offsets[begin];
+    int64_t kv_first = problem->kv_offsets[begin];
+    const mstar_tensor rows[] = {attn_rows(&data->q.tensor, 0, q_first, q[count]),
+                                 attn_rows(&data->k.tensor, kv_dim, kv_first, kv[count]),
+                                 attn_rows(&data->v.tensor, kv_dim, kv_first, kv[count]),
+                                 attn_rows(&to->out.tensor, 0, q_first, q[count])};
+    mstar_tensor lse = attn_rows(&to->lse.tensor, 0, q_first, q[count]);
+    run_once(problem, device, stream, q, kv, count, rows, problem->return_lse ? &lse : NULL);
 }
 
 /* ---- calls that must succeed or be refused --------------------------------------------------- */

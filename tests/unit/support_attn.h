@@ -155,9 +155,18 @@ void attn_reference_free(attn_reference *reference);
 bool attn_reference_check(const attn_problem *problem, const attn_data *data,
                           const attn_reference *reference, const char *isa);
 
+/* Copies rows of a tensor in order, from the given row, to another's. */
+void attn_copy_rows(const mstar_tensor *to, int64_t to_row, const mstar_tensor *from,
+                    int64_t from_row, int64_t rows);
 /* Creates, plans, runs and destroys on a device; fails the test where a call fails. */
 void attn_problem_run(const attn_problem *problem, mstar_device *device, mstar_stream *stream,
                       const attn_data *data);
+/*
+ * The same for segments [begin, end) as a call of its own: offsets start at 0, tensors are row
+ * slices of the whole data, out and lse those of `to`.
+ */
+void attn_problem_run_part(const attn_problem *problem, mstar_device *device, mstar_stream *stream,
+                           const attn_data *data, const attn_data *to, int64_t begin, int64_t end);
 
 /* ---- calls that must succeed or be refused --------------------------------------------------- */
 

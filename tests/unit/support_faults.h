@@ -68,8 +68,6 @@ int fault_open_devices(void **state);
 int fault_close_devices(void **state);
 /* The highest level of this machine. */
 mstar_device *fault_best(void);
-/* One more device of a level; the caller closes it. */
-mstar_device *fault_device(const char *isa, int32_t num_threads);
 
 /*
  * Reads q_lens, kv_lens, hq, hkv, d_qk, d_vo, causal, dtype, scale and windows where they are
@@ -109,9 +107,6 @@ typedef struct fault_ways {
  */
 void fault_match(fault_case *c, const attn_problem *problem, const fault_ways *ways);
 
-/* An eager run of segments [begin, end) as a call of its own, on rows of the given data. */
-void fault_run_part(const attn_problem *problem, mstar_device *device, const attn_data *data,
-                    const attn_data *to, int64_t begin, int64_t end);
 /* Both out and lse of these rows hold the same bits, or the test fails. */
 void fault_same(const attn_problem *problem, const attn_data *a, int64_t a_row, const attn_data *b,
                 int64_t b_row, int64_t rows);

@@ -42,11 +42,6 @@ mstar_device *fault_best(void)
     return fault_isas.device[fault_isas.count - 1];
 }
 
-mstar_device *fault_device(const char *isa, int32_t num_threads)
-{
-    return attn_open(isa, num_threads, NULL);
-}
-
 /* ---- problems -------------------------------------------------------------------------------- */
 
 static mstar_dtype read_dtype(const char *name)
@@ -262,34 +257,6 @@ void fault_plan_run(const attn_wrapper *wrapper, const attn_problem *problem, co
                         problem->kv_offsets, problem->num_segments, problem->causal));
     attn_must(attn_run(wrapper, NULL, &data->q.tensor, &data->k.tensor, &data->v.tensor,
                        &data->out.tensor, data->lse_tensor));
-}
-
-void fault_run_part(const attn_problem *problem, mstar_device *device, const attn_data *data,
-                    const attn_data *to, int64_t begin, int64_t end)
-{
-    int32_t q[ATTN_MAX_SEGMENTS + 1];
-    int32_t kv[ATTN_MAX_SEGMENTS + 1];
-    int32_t kv_dim = problem->kv_layout == MSTAR_KV_HND ? 1 : 0;
-    int64_t count = end - begin;
-    for (int64_t i = 0; i <= count; i++) {
-        q[i] = problem->q_offsets[begin + i] - problem->q_offsets[begin];
-        kv[i] = problem->kv_offsets[begin + i] - problem->kv_offsets[begin];
-    }
-    int64_t q_first = problem->q_offsets[begin];
-    int64_t kv_first = problem->kv_offsets[begin];
-    mstar_tensor q_rows = attn_rows(&data->q.tensor, 0, q_first, q[count]);
-    mstar_tensor k_rows = attn_rows(&data->k.tensor, kv_dim, kv_first, kv[count]);
-    mstar_tensor v_rows = attn_rows(&data->v.tensor, kv_dim, kv_first, kv[count]);
-    mstar_tensor out_rows = attn_rows(&to->out.tensor, 0, q_first, q[count]);
-    mstar_tensor lse_rows = attn_rows(&to->lse.tensor, 0, q_first, q[count]);
-    mstar_ragged_prefill_desc desc;
-    attn_wrapper wrapper;
-    attn_problem_desc(problem, &desc);
-    attn_must(attn_create(device, problem->kind, &desc, NULL, 0, &wrapper));
-    attn_must(attn_plan(&wrapper, NULL, q, count, kv, count, problem->causal));
-    attn_must(attn_run(&wrapper, NULL, &q_rows, &k_rows, &v_rows, &out_rows,
-                       problem->return_lse ? &lse_rows : NULL));
-    attn_destroy(&wrapper);
 }
 
 /* ---- every way ------------------------------------------------------------------------------- */

@@ -43,39 +43,6 @@ static void must(mstar_status status, const attn_problem *problem)
         fail_msg("%s: %s", attn_problem_text(problem), mstar_last_error());
 }
 
-/*
- * Runs segments [begin, end) of a problem as a call of its own: offsets start at 0, tensors are row
- * slices of the whole data, out and lse those of `to`.
- */
-static void run_part(const attn_problem *problem, mstar_device *device, mstar_stream *stream,
-                     const attn_data *data, const attn_data *to, int64_t begin, int64_t end)
-{
-    int32_t q[ATTN_MAX_SEGMENTS + 1];
-    int32_t kv[ATTN_MAX_SEGMENTS + 1];
-    int32_t kv_dim = problem->kv_layout == MSTAR_KV_HND ? 1 : 0;
-    int64_t count = end - begin;
-    for (int64_t i = 0; i <= count; i++) {
-        q[i] = problem->q_offsets[begin + i] - problem->q_offsets[begin];
-        kv[i] = problem->kv_offsets[begin + i] - problem->kv_offsets[begin];
-    }
-    int64_t q_first = problem->q_offsets[begin];
-    int64_t kv_first = problem->kv_offsets[begin];
-    mstar_tensor q_rows = attn_rows(&data->q.tensor, 0, q_first, q[count]);
-    mstar_tensor k_rows = attn_rows(&data->k.tensor, kv_dim, kv_first, kv[count]);
-    mstar_tensor v_rows = attn_rows(&data->v.tensor, kv_dim, kv_first, kv[count]);
-    mstar_tensor out_rows = attn_rows(&to->out.tensor, 0, q_first, q[count]);
-    mstar_tensor lse_rows = attn_rows(&to->lse.tensor, 0, q_first, q[count]);
-    mstar_ragged_prefill_desc desc;
-    attn_wrapper wrapper;
-    attn_problem_desc(problem, &desc);
-    must(attn_create(device, problem->kind, &desc, NULL, 0, &wrapper), problem);
-    must(attn_plan(&wrapper, stream, q, count, kv, count, problem->causal), problem);
-    must(attn_run(&wrapper, stream, &q_rows, &k_rows, &v_rows, &out_rows,
-                  problem->return_lse ? &lse_rows : NULL),
-         problem);
-    attn_destroy(&wrapper);
-}
-
 static void assert_same(const attn_problem *problem, const attn_data *a, const attn_data *b,
                         const char *what)
 {
@@ -114,7 +81,7 @@ static void check_alone(const attn_problem *problem, mstar_device *device, const
 {
     attn_data_reset_outputs(other);
     for (int64_t i = 0; i < problem->num_segments; i++)
-        run_part(problem, device, NULL, whole, other, i, i + 1);
+        attn_problem_run_part(problem, device, NULL, whole, other, i, i + 1);
     assert_same(problem, whole, other, "a segment alone differs from the batch");
 }
 
@@ -134,8 +101,8 @@ static void check_streams(const attn_problem *problem, mstar_device *device, con
     must(mstar_stream_create(device, -1, &all), problem);
     for (int64_t cut = 0; cut <= problem->num_segments; cut += 1 + problem->num_segments / 7) {
         attn_data_reset_outputs(other);
-        run_part(problem, device, one, whole, other, 0, cut);
-        run_part(problem, device, all, whole, other, cut, problem->num_segments);
+        attn_problem_run_part(problem, device, one, whole, other, 0, cut);
+        attn_problem_run_part(problem, device, all, whole, other, cut, problem->num_segments);
         assert_same(problem, whole, other, "a split over two streams differs");
     }
     mstar_stream_destroy(one);

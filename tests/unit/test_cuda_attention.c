@@ -243,16 +243,9 @@ static void alone_as_in_company(void **state)
             assert_true(attn_problem_add(&one, lengths[i][0], lengths[i][1]));
             attn_data part;
             attn_data_make(&one, &part);
-            for (int64_t r = 0; r < lengths[i][0]; r++)
-                for (int32_t h = 0; h < all.num_qo_heads; h++)
-                    for (int32_t e = 0; e < dims[d]; e++)
-                        attn_set(&part.q.tensor, r, h, e, attn_get(&data.q.tensor, q + r, h, e));
-            for (int64_t r = 0; r < lengths[i][1]; r++)
-                for (int32_t h = 0; h < all.num_kv_heads; h++)
-                    for (int32_t e = 0; e < dims[d]; e++) {
-                        attn_set(&part.k.tensor, r, h, e, attn_get(&data.k.tensor, k + r, h, e));
-                        attn_set(&part.v.tensor, r, h, e, attn_get(&data.v.tensor, k + r, h, e));
-                    }
+            attn_copy_rows(&part.q.tensor, 0, &data.q.tensor, q, lengths[i][0]);
+            attn_copy_rows(&part.k.tensor, 0, &data.k.tensor, k, lengths[i][1]);
+            attn_copy_rows(&part.v.tensor, 0, &data.v.tensor, k, lengths[i][1]);
             run_problem(&one, NULL, &part);
             assert_true(attn_same_bits(&part.out.tensor, 0, &data.out.tensor, q, lengths[i][0]));
             attn_data_free(&part);
@@ -276,16 +269,11 @@ static void parts_beyond_the_slots(void **state)
     attn_data data;
     attn_data_make(&problem, &data);
     /* the same segment eight times */
-    for (int64_t i = 1; i < 8; i++)
-        for (int64_t h = 0; h < 64; h++)
-            for (int64_t e = 0; e < 8; e++) {
-                attn_set(&data.q.tensor, i, h, e, attn_get(&data.q.tensor, 0, h, e));
-                for (int64_t r = 0; r < 1540; r++) {
-                    int64_t to = problem.kv_offsets[i] + r;
-                    attn_set(&data.k.tensor, to, h, e, attn_get(&data.k.tensor, r, h, e));
-                    attn_set(&data.v.tensor, to, h, e, attn_get(&data.v.tensor, r, h, e));
-                }
-            }
+    for (int64_t i = 1; i < 8; i++) {
+        attn_copy_rows(&data.q.tensor, i, &data.q.tensor, 0, 1);
+        attn_copy_rows(&data.k.tensor, problem.kv_offsets[i], &data.k.tensor, 0, 1540);
+        attn_copy_rows(&data.v.tensor, problem.kv_offsets[i], &data.v.tensor, 0, 1540);
+    }
     run_problem(&problem, NULL, &data);
     for (int64_t i = 1; i < 8; i++)
         assert_true(attn_same_bits(&data.out.tensor, 0, &data.out.tensor, i, 1));

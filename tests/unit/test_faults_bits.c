@@ -22,7 +22,7 @@ static void check_alone(const attn_problem *problem)
         attn_data_make(problem, &alone);
         attn_problem_run(problem, fault_isas.device[isa], NULL, &whole);
         for (int64_t i = 0; i < problem->num_segments; i++)
-            fault_run_part(problem, fault_isas.device[isa], &whole, &alone, i, i + 1);
+            attn_problem_run_part(problem, fault_isas.device[isa], NULL, &whole, &alone, i, i + 1);
         fault_same(problem, &whole, 0, &alone, 0, attn_problem_tokens(problem));
         attn_data_free(&whole);
         attn_data_free(&alone);
@@ -42,14 +42,11 @@ static void alone_as_in_the_batch(void **state)
 /* Copies the first segment's q, k and v over the second's, which is as long. */
 static void repeat_first_segment(const attn_problem *problem, attn_data *data)
 {
-    const mstar_tensor *tensors[] = {&data->q.tensor, &data->k.tensor, &data->v.tensor};
-    for (int i = 0; i < 3; i++) {
-        int64_t first = i == 0 ? problem->q_offsets[1] : problem->kv_offsets[1];
-        for (int64_t row = 0; row < first; row++)
-            for (int64_t head = 0; head < tensors[i]->shape[1]; head++)
-                for (int64_t d = 0; d < tensors[i]->shape[2]; d++)
-                    attn_set(tensors[i], first + row, head, d, attn_get(tensors[i], row, head, d));
-    }
+    int64_t q = problem->q_offsets[1];
+    int64_t kv = problem->kv_offsets[1];
+    attn_copy_rows(&data->q.tensor, q, &data->q.tensor, 0, q);
+    attn_copy_rows(&data->k.tensor, kv, &data->k.tensor, 0, kv);
+    attn_copy_rows(&data->v.tensor, kv, &data->v.tensor, 0, kv);
 }
 
 static void equal_segments(void **state)
@@ -96,7 +93,7 @@ static void a_long_neighbour(void **state)
     fault_problem(c, &problem);
     int32_t threads = (int32_t)fault_integer(c, "force_splits");
     for (int32_t isa = 0; isa < fault_isas.count; isa++) {
-        mstar_device *device = fault_device(fault_isas.name[isa], threads);
+        mstar_device *device = attn_open(fault_isas.name[isa], threads, NULL);
         const int64_t q[] = {1, 1};
         attn_data first;
         attn_data_make(&problem, &first);
@@ -203,7 +200,7 @@ static void any_number_of_threads(void **state)
         attn_data_make(&problem, &want);
         attn_data_make(&problem, &data);
         for (int64_t i = 0; i < count; i++) {
-            mstar_device *device = fault_device(fault_isas.name[isa], (int32_t)threads[i]);
+            mstar_device *device = attn_open(fault_isas.name[isa], (int32_t)threads[i], NULL);
             if (i == 0)
                 attn_problem_run(&problem, device, NULL, &want);
             run_again(&problem, device, &want, &data, 4);
@@ -242,7 +239,7 @@ static void one_thread_is_one_thread(void **state)
         attn_data want;
         attn_data data;
         int64_t before = threads_of_this_process();
-        mstar_device *device = fault_device(fault_isas.name[isa], (int32_t)threads[0]);
+        mstar_device *device = attn_open(fault_isas.name[isa], (int32_t)threads[0], NULL);
         problem.num_qo_heads = problem.num_kv_heads = all ? heads : 1;
         attn_data_make(&problem, &want);
         attn_data_make(&problem, &data);

@@ -319,7 +319,7 @@ static void items_alone(void **state)
         attn_data_make(&problem, &alone);
         attn_problem_run(&problem, fault_isas.device[isa], NULL, &whole);
         for (int64_t i = 0; i < problem.num_segments; i++)
-            fault_run_part(&problem, fault_isas.device[isa], &whole, &alone, i, i + 1);
+            attn_problem_run_part(&problem, fault_isas.device[isa], NULL, &whole, &alone, i, i + 1);
         fault_same(&problem, &whole, 0, &alone, 0, attn_problem_tokens(&problem));
         attn_data_free(&whole);
         attn_data_free(&alone);

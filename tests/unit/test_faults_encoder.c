@@ -176,7 +176,7 @@ static void last_token(void **state)
         attn_data_make(&problem, &alone);
         attn_problem_run(&problem, levels.device[isa], NULL, &whole);
         for (int64_t i = 0; i < 2; i++)
-            fault_run_part(&problem, levels.device[isa], &whole, &alone, i, i + 1);
+            attn_problem_run_part(&problem, levels.device[isa], NULL, &whole, &alone, i, i + 1);
         CHECK_OK(mstar_stream_create(levels.device[isa], -1, &stream));
         for (int i = 0; i < 2; i++) {
             const int64_t in_shape[] = {attn_problem_tokens(&problem), 16};

@@ -417,7 +417,7 @@ static void plans_never_wait(void **state)
     fault_outcome(c, "no_sync");
     fault_get(c, "during");
     fault_says(c, "offsets_on", "host");
-    mstar_device *device = fault_device(fault_isas.name[0], 2);
+    mstar_device *device = attn_open(fault_isas.name[0], 2, NULL);
     const mst_backend *former = device->backend;
     mst_backend counted = *former;
     counted.stream_synchronize = counted_stream_synchronize;

@@ -193,7 +193,7 @@ static void slices_without_visible_keys(void **state)
             attn_data_make(&problem, &one_thread);
             attn_data_make(&problem, &data);
             for (int32_t threads = 1; threads <= 8; threads++) {
-                mstar_device *device = fault_device(fault_isas.name[isa], threads);
+                mstar_device *device = attn_open(fault_isas.name[isa], threads, NULL);
                 attn_problem_run(&problem, device, NULL, threads == 1 ? &one_thread : &data);
                 if (threads > 1)
                     fault_same(&problem, &one_thread, 0, &data, 0, attn_problem_tokens(&problem));

@@ -365,7 +365,7 @@ static void queries_of_the_second_segment(void **state)
         attn_data_make(&problem, &whole);
         attn_data_make(&problem, &alone);
         attn_problem_run(&problem, fault_isas.device[isa], NULL, &whole);
-        fault_run_part(&problem, fault_isas.device[isa], &whole, &alone, 1, 2);
+        attn_problem_run_part(&problem, fault_isas.device[isa], NULL, &whole, &alone, 1, 2);
         fault_same(&problem, &whole, 6, &alone, 6, 6);
         attn_data_free(&whole);
         attn_data_free(&alone);

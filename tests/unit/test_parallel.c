@@ -15,22 +15,10 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "support_fork.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
-#endif
-
-/* The thread sanitizer cannot follow threads that are started in a forked child: it takes a reused
- * stack for a thread that is alive. The two tests that do so run in the other builds. */
-#if defined(__SANITIZE_THREAD__)
-#define THREADS_AFTER_FORK 0
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define THREADS_AFTER_FORK 0
-#endif
-#endif
-#ifndef THREADS_AFTER_FORK
-#define THREADS_AFTER_FORK 1
 #endif
 
 enum { MANY = 1000 };

@@ -8,19 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "support_fork.h"
 #include "support_replay.h"
-
-/* As in test_parallel.c: the thread sanitizer cannot follow threads started in a forked child. */
-#if defined(__SANITIZE_THREAD__)
-#define THREADS_AFTER_FORK 0
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define THREADS_AFTER_FORK 0
-#endif
-#endif
-#ifndef THREADS_AFTER_FORK
-#define THREADS_AFTER_FORK 1
-#endif
 
 enum { THREADS = 4, ROUNDS = 12 };
 

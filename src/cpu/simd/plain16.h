@@ -110,9 +110,10 @@ static inline MST_UNUSED vf vf_round(vf a)
 {
     PLAIN_LANES(vf, nearbyintf(a.lane[i]));
 }
+/* a NaN n comes with a NaN a, and C leaves its conversion open */
 static inline MST_UNUSED vf vf_scale2(vf a, vf n)
 {
-    PLAIN_LANES(vf, ldexpf(a.lane[i], (int)n.lane[i]));
+    PLAIN_LANES(vf, ldexpf(a.lane[i], n.lane[i] == n.lane[i] ? (int)n.lane[i] : 0));
 }
 static inline MST_UNUSED vm vf_less(vf a, vf b)
 {

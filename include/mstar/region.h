@@ -54,12 +54,30 @@ MSTAR_API mstar_status mstar_region_runner_capture(mstar_region_runner *runner);
 MSTAR_API mstar_graph_miss mstar_region_runner_can_run(const mstar_region_runner *runner,
                                                        int64_t bs, int64_t num_tokens);
 /* 1 when the config wants its lease before the outer step is declared, its can_lease agrees, and a
- * capture serves the batch (its tokens are the sum of input_seq_len); else 0. The outer declaration
- * then leaves out what the region plans itself. */
+ * capture serves the batch (its tokens are the sum of input_seq_len); else 0. Takes nothing: a node
+ * without a runner of whole forwards asks this itself. */
 MSTAR_API int mstar_region_runner_can_lease(const mstar_region_runner *runner,
                                             const mstar_node_input *inputs, int64_t count);
 /* Borrowed. */
 MSTAR_API const char *mstar_region_runner_get_label(const mstar_region_runner *runner);
+
+/*
+ * Makes the region known to the runner of its node's whole forwards, before that captures. From
+ * then on, before a step that runs eager is declared, each region whose can_lease (above) says so
+ * is leased, and the context's region_leases name it in every hook of the step: declare leaves out
+ * what the region plans itself, and forward runs the region. The region still declares, plans and
+ * commits on its own; its next run takes the slot that was leased. A lease that the step has not
+ * used when it ends, well or not, is given back and counted.
+ *
+ * No lease is taken for a step that is replayed whole, nor for one that asks to be eager. A leased
+ * region and its step share a stream: MSTAR_INVALID_ARGUMENT for a step on another one.
+ *
+ * Refused: another device, a label that the runner has already, and padding handles that the runner
+ * or another of its regions uses for the same resources. A region is prepared before the runner
+ * captures, and outlives the runner's last step.
+ */
+MSTAR_API mstar_status mstar_graph_runner_add_region(mstar_graph_runner *runner,
+                                                     mstar_region_runner *region);
 
 typedef struct mstar_region_call {
     uint32_t struct_size;
@@ -103,7 +121,8 @@ typedef struct mstar_region_runner_info {
     int64_t capture_ns;
     int64_t replays, refused; /* refused: runs without a capture */
     int64_t tokens, padding_tokens;
-    char first_failure[160]; /* "" or why the first dropped shape was */
+    char first_failure[160];       /* "" or why the first dropped shape was */
+    int64_t leases, unused_leases; /* taken before a step; given back by a step without a run */
 } mstar_region_runner_info;
 MSTAR_API mstar_status mstar_region_runner_query(const mstar_region_runner *runner,
                                                  mstar_region_runner_info *info);

@@ -106,6 +106,8 @@ MSTAR_API mstar_status mstar_graph_runner_create(mstar_device *device,
                                                  const mstar_graph_runner_desc *desc,
                                                  mstar_graph_runner **runner);
 MSTAR_API void mstar_graph_runner_destroy(mstar_graph_runner *runner);
+/* The stream that steps without one of their own run on. Borrowed. */
+MSTAR_API mstar_stream *mstar_graph_runner_get_stream(const mstar_graph_runner *runner);
 
 /*
  * Claims what the captures need: makes every bucket's inputs, lays out its scratch, decides by the
@@ -191,6 +193,8 @@ typedef struct mstar_graph_runner_info {
     int64_t replayed_tokens; /* real ones of replayed steps */
     int64_t padding_tokens;  /* bucket tokens less real ones, over replays */
     int64_t eager_tokens;
+    int64_t num_handles;   /* that pad, from -2 down; a region of the node begins below them */
+    int64_t region_leases; /* that steps took for regions before they were declared */
 } mstar_graph_runner_info;
 /* May be called from any thread while steps run: counters are then those of some moment. */
 MSTAR_API mstar_status mstar_graph_runner_query(const mstar_graph_runner *runner,

@@ -95,6 +95,9 @@ typedef struct mstar_step_context {
     mstar_resources *resources; /* of the node */
 } mstar_step_context;
 MSTAR_API void mstar_step_context_init(mstar_step_context *context);
+/* 1 when the region of this label holds a lease, else 0: declare leaves out what it plans itself.
+ */
+MSTAR_API int mstar_step_context_holds_region(const mstar_step_context *context, const char *label);
 
 /* ---- a step -----------------------------------------------------------------------------------
  */

@@ -351,6 +351,7 @@ mstar_status mstar_graph_runner_capture(mstar_graph_runner *runner)
                             ? "the runner of %s captures before it was prepared"
                             : "the runner of %s has captured already",
                         runner->node);
+    MST_TRY(mst_check_regions_prepared(runner));
     runner->phase = MST_RUNNER_READY;
     mstar_status first = MSTAR_OK;
     for (int64_t i = 0; i < runner->num_buckets; i++) {

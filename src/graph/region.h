@@ -38,6 +38,8 @@ struct mstar_region_runner {
     int64_t *lengths;             /* of the step in progress, grown */
     int64_t lengths_capacity;
     mstar_tensors results; /* views given out by the latest run */
+    bool leased;           /* leased_slot is for the next run */
+    int32_t leased_slot;
     mstar_region_runner_info info;
 };
 
@@ -53,5 +55,8 @@ mstar_status mst_region_handles(mstar_region_runner *runner, int32_t slot, const
                                 int64_t num_real, int64_t bs);
 void mst_region_reset_padding(mstar_region_runner *runner, const mstar_step_context *context,
                               int free_storage);
+
+/* region_runner.c: the slot of a run: what was leased, else the next one. */
+int32_t mst_region_take_slot(mstar_region_runner *runner);
 
 #endif

@@ -331,12 +331,20 @@ static mstar_status give(mstar_region_runner *runner, const mst_region_capture *
     return MSTAR_OK;
 }
 
+int32_t mst_region_take_slot(mstar_region_runner *runner)
+{
+    int32_t slot = runner->leased ? runner->leased_slot : runner->next_slot;
+    if (!runner->leased)
+        runner->next_slot = (slot + 1) % runner->num_slots;
+    runner->leased = false;
+    return slot;
+}
+
 static mstar_status serve(mstar_region_runner *runner, const mstar_region_call *call, int64_t index,
                           int64_t bs, int64_t tokens, mstar_region_result *result)
 {
     const mstar_capture_shape *shape = &runner->shapes.items[index];
-    int32_t slot = runner->next_slot;
-    runner->next_slot = (slot + 1) % runner->num_slots;
+    int32_t slot = mst_region_take_slot(runner);
     mst_region_capture *capture = &runner->captures[index * runner->num_slots + slot];
     bool packed = runner->config->info.type == MSTAR_PIECEWISE_PACKED;
     MST_TRY(stage(capture, call->inputs));

@@ -234,6 +234,11 @@ mstar_status mstar_graph_runner_create(mstar_device *device, const mstar_graph_r
     return MSTAR_OK;
 }
 
+mstar_stream *mstar_graph_runner_get_stream(const mstar_graph_runner *runner)
+{
+    return runner != NULL ? runner->stream : NULL;
+}
+
 static void release_capture(mst_capture *capture)
 {
     mstar_graph_destroy(capture->graph);
@@ -273,6 +278,8 @@ void mstar_graph_runner_destroy(mstar_graph_runner *runner)
     mst_free(runner->slots);
     mst_free(runner->configs);
     mst_free(runner->config_states);
+    mst_free(runner->regions);
+    mst_free(runner->region_labels);
     mst_free(runner->node);
     (void)pthread_mutex_destroy(&runner->lock);
     mst_free(runner);
@@ -322,6 +329,8 @@ mstar_status mstar_graph_runner_query(const mstar_graph_runner *runner,
         .replayed_tokens = atomic_load(&stats->replayed_tokens),
         .padding_tokens = atomic_load(&stats->padding_tokens),
         .eager_tokens = atomic_load(&stats->eager_tokens),
+        .num_handles = runner->num_padding,
+        .region_leases = atomic_load(&stats->region_leases),
     };
     for (int i = 0; i < MSTAR_NUM_GRAPH_MISSES; i++)
         full.misses[i] = atomic_load(&stats->misses[i]);

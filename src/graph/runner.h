@@ -85,6 +85,7 @@ typedef struct mst_runner_config {
 typedef struct mst_runner_stats {
     _Atomic int64_t replays, eager_steps, replayed_tokens, padding_tokens, eager_tokens;
     _Atomic int64_t misses[16];
+    _Atomic int64_t region_leases;
     _Atomic size_t eager_bytes;
 } mst_runner_stats;
 
@@ -139,6 +140,9 @@ struct mstar_graph_runner {
     mstar_buffer *eager_pool;
     mstar_tensors eager_scratch, eager_outputs;
     int64_t eager_tokens, eager_requests; /* live counts of eager steps */
+    struct mstar_region_runner **regions; /* of the node, in the order added */
+    const char **region_labels;           /* that hold a lease in the step at hand */
+    int64_t num_regions, regions_capacity, labels_capacity;
     mst_runner_stats stats;
 };
 
@@ -174,6 +178,16 @@ mstar_status mst_count_tokens(const mstar_node_input *inputs, int64_t count, int
 /* Claims the buffers of all leases of a node at once; an error begins with who. */
 mstar_status mst_claim_leases(mstar_resources *resources, const char *node,
                               const mstar_lease *leases, int64_t count, const char *who);
+
+/* ---- region_lease.c: regions of a node, leased before the outer step is declared ------------- */
+
+/* Leases the regions that want it and names them in the context of an eager step. */
+mstar_status mst_lease_regions(mstar_graph_runner *runner, const mstar_runner_step *step,
+                               mstar_step_context *context);
+/* What the step has not used. */
+void mst_return_leases(mstar_graph_runner *runner);
+/* Every region is prepared before anything of the node is captured. */
+mstar_status mst_check_regions_prepared(const mstar_graph_runner *runner);
 
 /* ---- capture.c ------------------------------------------------------------------------------- */
 

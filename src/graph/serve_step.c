@@ -184,11 +184,13 @@ static mstar_status ready_eager(mstar_graph_runner *runner, const mstar_runner_s
         .stream = step->stream,
         .resources = runner->resources,
     };
+    if (!step->eager)
+        MST_TRY(mst_lease_regions(runner, step, context));
     return mst_prepare_step(runner, runner->slots[slot].step, context, step->inputs, step->count);
 }
 
-static mstar_status run_eager(mstar_graph_runner *runner, const mstar_runner_step *step,
-                              int64_t tokens, mstar_graph_miss miss, mstar_runner_result *result)
+static mstar_status eager_step(mstar_graph_runner *runner, const mstar_runner_step *step,
+                               int64_t tokens, mstar_graph_miss miss, mstar_runner_result *result)
 {
     mstar_frame_size size = {step->count, tokens};
     mstar_step_context context;
@@ -222,6 +224,14 @@ static mstar_status run_eager(mstar_graph_runner *runner, const mstar_runner_ste
     count(&runner->stats.eager_steps, 1);
     count(&runner->stats.eager_tokens, tokens);
     return MSTAR_OK;
+}
+
+static mstar_status run_eager(mstar_graph_runner *runner, const mstar_runner_step *step,
+                              int64_t tokens, mstar_graph_miss miss, mstar_runner_result *result)
+{
+    mstar_status status = eager_step(runner, step, tokens, miss, result);
+    mst_return_leases(runner);
+    return status;
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */

@@ -255,6 +255,17 @@ static bool same_text(const char *a, const char *b)
     return a == b || (a != NULL && b != NULL && strcmp(a, b) == 0);
 }
 
+int mstar_step_context_holds_region(const mstar_step_context *context, const char *label)
+{
+    if (context == NULL || label == NULL)
+        return 0;
+    for (int64_t i = 0; i < context->num_region_leases; i++) {
+        if (strcmp(context->region_leases[i], label) == 0)
+            return 1;
+    }
+    return 0;
+}
+
 int mstar_bucket_key_equal(const mstar_bucket_key *a, const mstar_bucket_key *b)
 {
     if (a == NULL || b == NULL)

@@ -1,0 +1,170 @@
+/* support_region.c - see support_region.h. */
+#include "support_region.h"
+
+#include <string.h>
+
+static mstar_status ask(mstar_tensors *list, const char *name, int64_t rows, int64_t width)
+{
+    mstar_tensor tensor = mstar_tensor_make(NULL, MSTAR_DTYPE_F32, 2, (int64_t[]){rows, width});
+    return mstar_tensors_add(list, name, &tensor);
+}
+
+static mstar_status make_inputs(void *user, const mstar_capture_shape *shape, mstar_tensors *inputs)
+{
+    region_bench *b = user;
+    if (++b->calls_inputs == b->fail_inputs)
+        return MSTAR_OUT_OF_MEMORY;
+    mstar_status status;
+    if (b->seq_len > 0) {
+        mstar_tensor x = mstar_tensor_make(NULL, MSTAR_DTYPE_F32, 3,
+                                           (int64_t[]){shape->bs, b->seq_len, NODE_WIDTH});
+        status = mstar_tensors_add(inputs, "x", &x);
+    } else {
+        status = ask(inputs, "x", shape->total_tokens, NODE_WIDTH);
+    }
+    if (status == MSTAR_OK)
+        status = ask(inputs, "qkv", shape->total_tokens, 3 * NODE_WIDTH);
+    if (status == MSTAR_OK)
+        status = ask(inputs, "context", shape->total_tokens, NODE_WIDTH);
+    return status == MSTAR_OK ? ask(inputs, "work", shape->total_tokens, NODE_WIDTH) : status;
+}
+
+static mstar_status declare_step(void *user, const int64_t *requests, int64_t num_requests,
+                                 const int64_t *lengths, int64_t num_lengths, mstar_step *step,
+                                 int *declared)
+{
+    (void)user;
+    mstar_status status = mstar_step_add_resource(step, "attn");
+    if (status == MSTAR_OK)
+        status = mstar_step_set_causal(step, "attn", 0);
+    for (int64_t i = 0; status == MSTAR_OK && i < num_lengths; i++)
+        status =
+            mstar_step_add_segment(step, NULL, requests[i < num_requests ? i : num_requests - 1],
+                                   NULL, (int32_t)lengths[i]);
+    *declared = 1;
+    return status;
+}
+
+#define TRY(call)                 \
+    do {                          \
+        mstar_status s_ = (call); \
+        if (s_ != MSTAR_OK)       \
+            return s_;            \
+    } while (0)
+
+mstar_status region_bench_layer(region_bench *b, mstar_stream *stream, const mstar_tensor *x,
+                                const mstar_tensor *qkv, const mstar_tensor *context,
+                                const mstar_tensor *out, bool managed)
+{
+    mstar_tensor heads[4];
+    for (int part = 0; part < 3; part++) {
+        TRY(mstar_tensor_slice(qkv, 1, part * NODE_WIDTH, NODE_WIDTH, &heads[part]));
+        TRY(mstar_tensor_split_dim(&heads[part], 1, NODE_HEADS, NODE_DIM, &heads[part]));
+    }
+    TRY(mstar_tensor_split_dim(context, 1, NODE_HEADS, NODE_DIM, &heads[3]));
+    TRY(mstar_linear_run(b->node.qkv[0], stream, x, NULL, qkv));
+    if (managed)
+        TRY(mstar_ragged_manager_run(b->node.manager, stream, NULL, &heads[0], &heads[1], &heads[2],
+                                     &heads[3], NULL));
+    else
+        TRY(mstar_ragged_prefill_run(b->node.eager, stream, &heads[0], &heads[1], &heads[2],
+                                     &heads[3], NULL));
+    return mstar_linear_run(b->node.out[0], stream, context, x, out);
+}
+
+static mstar_status capture_fn(void *user, const mstar_piecewise_call_inputs *call,
+                               mstar_tensors *outputs)
+{
+    region_bench *b = user;
+    if (++b->calls_capture == b->fail_capture)
+        return MSTAR_DEVICE_FAILED;
+    assert_ptr_equal(call->kwargs, b);
+    assert_non_null(call->engine_inputs->lease);
+    const mstar_tensor *qkv = mstar_tensors_find(call->static_inputs, "qkv");
+    const mstar_tensor *given = mstar_tensors_find(call->static_inputs, "x");
+    const mstar_tensor *work = mstar_tensors_find(call->static_inputs, "work");
+    int64_t rows = qkv->shape[0];
+    mstar_tensor x =
+        mstar_tensor_make(given->data, MSTAR_DTYPE_F32, 2, (int64_t[]){rows, NODE_WIDTH});
+    TRY(region_bench_layer(b, call->engine_inputs->stream, &x, qkv,
+                           mstar_tensors_find(call->static_inputs, "context"), work, true));
+    if (b->seq_len == 0)
+        return mstar_tensors_add(outputs, NULL, work); /* filed under "x" */
+    mstar_tensor y = mstar_tensor_make(work->data, MSTAR_DTYPE_F32, 3,
+                                       (int64_t[]){rows / b->seq_len, b->seq_len, NODE_WIDTH});
+    return mstar_tensors_add(outputs, "x", &y);
+}
+
+static int can_lease(void *user, const mstar_node_input *inputs, int64_t count)
+{
+    (void)inputs;
+    ((region_bench *)user)->leases_asked++;
+    return count < 3;
+}
+
+void region_bench_open(region_bench *b, const int64_t *sizes, int64_t num_sizes, int64_t seq_len,
+                       const int64_t *totals, int64_t num_totals)
+{
+    memset(b, 0, sizeof *b);
+    CHECK_OK(mstar_device_open("cpu", &(mstar_device_desc){.struct_size = 8, .num_threads = 1},
+                               &b->device));
+    CHECK_OK(mstar_stream_create(b->device, 1, &b->stream));
+    node_open(&b->node, b->device, 21);
+    node_manage(&b->node);
+    b->seq_len = seq_len;
+    mstar_piecewise_config_desc desc;
+    mstar_piecewise_packed_config_desc_init(&desc);
+    desc.capture_fn = capture_fn;
+    desc.make_static_inputs = make_inputs;
+    desc.declare_step = declare_step;
+    desc.user = desc.forward_kwargs = b;
+    desc.lease_before_step = 1;
+    desc.can_lease = can_lease;
+    desc.capture_batch_sizes = sizes;
+    desc.num_capture_batch_sizes = num_sizes;
+    if (seq_len > 0) {
+        desc.seq_len = seq_len;
+        CHECK_OK(mstar_piecewise_batched_config_create(&desc, &b->config));
+    } else {
+        desc.total_tokens = totals;
+        desc.num_total_tokens = num_totals;
+        CHECK_OK(mstar_piecewise_packed_config_create(&desc, &b->config));
+    }
+}
+
+mstar_region_runner_desc region_bench_desc(const region_bench *b)
+{
+    mstar_region_runner_desc desc;
+    mstar_region_runner_desc_init(&desc);
+    desc.node = "tower";
+    desc.label = "blocks";
+    desc.config = b->config;
+    desc.resources = b->node.resources;
+    desc.stream = b->stream;
+    return desc;
+}
+
+void region_bench_start(region_bench *b)
+{
+    mstar_region_runner_desc desc = region_bench_desc(b);
+    CHECK_OK(mstar_region_runner_create(b->device, &desc, &b->runner));
+    CHECK_OK(mstar_region_runner_prepare(b->runner));
+    CHECK_OK(mstar_region_runner_capture(b->runner));
+}
+
+void region_bench_close(region_bench *b)
+{
+    mstar_region_runner_destroy(b->runner);
+    mstar_piecewise_config_destroy(b->config);
+    node_close(&b->node);
+    mstar_stream_destroy(b->stream);
+    CHECK_OK(mstar_device_close(b->device));
+    assert_int_equal(check_live_allocations(), 0);
+}
+
+mstar_region_runner_info region_bench_query(const region_bench *b)
+{
+    mstar_region_runner_info info = {.struct_size = sizeof info};
+    CHECK_OK(mstar_region_runner_query(b->runner, &info));
+    return info;
+}

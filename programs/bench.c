@@ -4,7 +4,7 @@
  * The document is one JSON object: facts at the top, "peak_gflops", and "rows". Without --json the
  * same is printed as lines and one table.
  */
-#include "bench.h"
+#include "bench_problem.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -132,19 +132,23 @@ static void print_value(const json_t *value)
         (void)printf(" %14s", "");
 }
 
-/* Columns are the keys of the first row; a row that lacks one leaves it blank. */
+/* Columns are the keys of all rows, in the order in which they are met; a row that lacks one leaves
+ * it blank. */
 static void print_table(const json_t *rows)
 {
-    json_t *first = json_array_get(rows, 0);
+    json_t *columns = json_object();
     const char *key;
     json_t *value;
-    json_object_foreach(first, key, value)(void) printf(" %14s", key);
+    for (size_t i = 0; i < json_array_size(rows); i++)
+        (void)json_object_update_missing(columns, json_array_get(rows, i));
+    json_object_foreach(columns, key, value)(void) printf(" %14s", key);
     (void)printf("\n");
     for (size_t i = 0; i < json_array_size(rows); i++) {
-        json_object_foreach(first, key, value)
+        json_object_foreach(columns, key, value)
             print_value(json_object_get(json_array_get(rows, i), key));
         (void)printf("\n");
     }
+    json_decref(columns);
 }
 
 /* The aligned lines of a report know texts and integers. */
@@ -165,9 +169,43 @@ static void show_numbers(cli_report *report, json_t *object)
     }
 }
 
+/* Rows as a table, without --json. */
+static int print_document(cli_report *report, const cli_options *options)
+{
+    if (options->json || report->failed)
+        return cli_report_print(report, true);
+    show_numbers(report, report->root);
+    json_t *rows = json_incref(json_object_get(report->root, "rows"));
+    (void)json_object_del(report->root, "rows");
+    int code = cli_report_print(report, false);
+    if (code == CLI_OK)
+        print_table(rows);
+    json_decref(rows);
+    return fflush(stdout) == 0 ? code : cli_fail(CLI_IO_FAILED, "standard output: write failed");
+}
+
+/* The exit code of --check-goals; one line says as many of the missed as it holds. */
+static int judge_goals(const json_t *missed, int64_t goals)
+{
+    char list[1200] = "";
+    size_t used = 0, count = json_array_size(missed);
+    if (goals == 0)
+        return cli_fail(CLI_FAILED, "no goals to check: no row has an accept_ figure");
+    if (count == 0)
+        return CLI_OK;
+    for (size_t i = 0; i < count && used < sizeof list; i++) {
+        int n = snprintf(list + used, sizeof list - used, "%s%s", i > 0 ? ", " : "",
+                         json_string_value(json_array_get(missed, i)));
+        used += n > 0 ? (size_t)n : 0;
+    }
+    return cli_fail(CLI_FAILED, "%zu of %lld goals missed: %s", count, (long long)goals, list);
+}
+
 int cli_bench_finish(cli_report *report, const cli_options *options, double peak_gflops)
 {
     json_t *rows = json_object_get(report->root, "rows");
+    json_t *missed = json_array();
+    int64_t goals = 0;
     for (size_t i = 0; i < json_array_size(rows) && peak_gflops > 0; i++) {
         json_t *row = json_array_get(rows, i);
         json_t *gflops = json_object_get(row, "gflops");
@@ -175,14 +213,14 @@ int cli_bench_finish(cli_report *report, const cli_options *options, double peak
             cli_bench_put_number(report, row, "of_peak", json_number_value(gflops) / peak_gflops);
     }
     cli_bench_put_number(report, report->root, "peak_gflops", peak_gflops);
-    if (options->json || report->failed)
-        return cli_report_print(report, true);
-    show_numbers(report, report->root);
-    json_t *kept = json_incref(rows);
-    (void)json_object_del(report->root, "rows");
-    int code = cli_report_print(report, false);
-    if (code == CLI_OK)
-        print_table(kept);
-    json_decref(kept);
-    return fflush(stdout) == 0 ? code : cli_fail(CLI_IO_FAILED, "standard output: write failed");
+    if (options->check_goals) {
+        goals = cli_problem_check(rows, report, missed);
+        cli_report_integer(report, NULL, "goals", goals);
+        cli_report_value(report, NULL, "missed", json_incref(missed));
+    }
+    int code = print_document(report, options);
+    if (code == CLI_OK && options->check_goals)
+        code = judge_goals(missed, goals);
+    json_decref(missed);
+    return code;
 }

@@ -40,13 +40,15 @@ json_t *cli_bench_row(cli_report *report);
 void cli_bench_put_number(cli_report *report, json_t *row, const char *key, double value);
 void cli_bench_put_integer(cli_report *report, json_t *row, const char *key, int64_t value);
 void cli_bench_put_text(cli_report *report, json_t *row, const char *key, const char *value);
-/* Adds of_peak to every row that has gflops, prints (rows as a table without --json), frees. */
+/* Adds of_peak to every row that has gflops, prints (rows as a table without --json), frees. With
+ * --check-goals CLI_FAILED after it where a row misses what its file accepts. */
 int cli_bench_finish(cli_report *report, const cli_options *options, double peak_gflops);
 
-/* bench_attn.c, bench_linear.c, bench_embed.c, bench_replay.c */
+/* bench_attn.c, bench_linear.c, bench_embed.c, bench_replay.c, bench_tower.c */
 int cli_bench_attn(const cli_options *options);
 int cli_bench_linear(const cli_options *options);
 int cli_bench_embed(const cli_options *options);
 int cli_bench_replay(const cli_options *options);
+int cli_bench_tower(const cli_options *options);
 
 #endif

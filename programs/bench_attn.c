@@ -1,51 +1,23 @@
 /*
  * bench_attn.c - mstar bench attn: the wrappers over the workloads of a file.
  *
- * The file is a JSON list of objects: name, kind ("self", "cross", "prefixed"), causal,
- * num_qo_heads, num_kv_heads, head_dim, q_lens and, but for self, kv_lens. Lengths are a list or
- * {"repeat": n, "times": m}. With max_num_segments and max_total_tokens the wrapper is one of graph
- * mode with these ceilings. Only visible pairs of query and key count as work. Workloads above
- * --max-gflop are listed as skipped, never dropped. floor_us, fa2_class_us, best_us and goal_us of
- * a workload, what others reach on some machine, are carried into the result.
+ * A workload has name, kind ("self", "cross", "prefixed"), causal, num_qo_heads, num_kv_heads,
+ * head_dim, q_lens and, but for self, kv_lens. With max_num_segments and max_total_tokens the
+ * wrapper is one of graph mode with these ceilings. Only visible pairs of query and key count as
+ * work. Workloads above --max-gflop are listed as skipped, never dropped.
  */
 #include "bench_attn.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static int fail_file(const char *path, const char *name, const char *reason)
-{
-    return cli_fail(CLI_FAILED, "%s: workload %s: %s", path, name, reason);
-}
+#include "bench_problem.h"
 
 static void workload_release(cli_attn_work *work)
 {
     free(work->q_cu);
     free(work->kv_cu);
     memset(work, 0, sizeof *work);
-}
-
-/* A list of lengths, or one length so many times; NULL when there are too many tokens. */
-static int32_t *read_offsets(const json_t *lengths, int64_t *segments, int64_t *tokens)
-{
-    const json_t *repeat = json_object_get(lengths, "repeat");
-    int64_t times = json_integer_value(json_object_get(lengths, "times"));
-    *segments = repeat != NULL ? times : (int64_t)json_array_size(lengths);
-    *tokens = 0;
-    if (*segments < 0 || *segments > INT32_MAX)
-        return NULL;
-    int32_t *offsets = calloc((size_t)*segments + 1, sizeof *offsets);
-    for (int64_t i = 0; offsets != NULL && i < *segments; i++) {
-        int64_t length =
-            json_integer_value(repeat != NULL ? repeat : json_array_get(lengths, (size_t)i));
-        *tokens += length;
-        if (length < 0 || *tokens > INT32_MAX) {
-            free(offsets);
-            return NULL;
-        }
-        offsets[i + 1] = (int32_t)*tokens;
-    }
-    return offsets;
 }
 
 /* Two products of head_dim for each visible pair and head. */
@@ -67,24 +39,18 @@ static double count_flops(const cli_attn_work *work)
     return pairs * 4 * work->dim * work->heads;
 }
 
-static bool are_lengths(const json_t *value)
-{
-    return json_is_array(value) || (json_is_integer(json_object_get(value, "repeat")) &&
-                                    json_is_integer(json_object_get(value, "times")));
-}
-
 static int read_workload(const char *path, const json_t *object, cli_attn_work *work)
 {
     memset(work, 0, sizeof *work);
     work->max_kv_tokens = -1;
     work->name = json_string_value(json_object_get(object, "name"));
     if (work->name == NULL)
-        return fail_file(path, "?", "it has no \"name\"");
+        return cli_problem_fail(path, "?", "it has no \"name\"");
     work->kind = json_string_value(json_object_get(object, "kind"));
     if (work->kind == NULL ||
         (strcmp(work->kind, "self") != 0 && strcmp(work->kind, "cross") != 0 &&
          strcmp(work->kind, "prefixed") != 0))
-        return fail_file(path, work->name, "\"kind\" must be self, cross or prefixed");
+        return cli_problem_fail(path, work->name, "\"kind\" must be self, cross or prefixed");
     work->causal = json_is_true(json_object_get(object, "causal"));
     work->heads = (int32_t)json_integer_value(json_object_get(object, "num_qo_heads"));
     work->kv_heads = (int32_t)json_integer_value(json_object_get(object, "num_kv_heads"));
@@ -94,14 +60,16 @@ static int read_workload(const char *path, const json_t *object, cli_attn_work *
     work->max_segments = json_integer_value(json_object_get(object, "max_num_segments"));
     work->max_tokens = json_integer_value(json_object_get(object, "max_total_tokens"));
     bool self = strcmp(work->kind, "self") == 0;
-    if (!are_lengths(q_lens) || (!self && !are_lengths(kv_lens)))
-        return fail_file(path, work->name,
-                         "\"q_lens\" and \"kv_lens\" must be lists, or \"repeat\" and \"times\"");
+    if (!cli_problem_has_lengths(q_lens) || (!self && !cli_problem_has_lengths(kv_lens)))
+        return cli_problem_fail(
+            path, work->name,
+            "\"q_lens\" and \"kv_lens\" must be lists, or \"repeat\" and \"times\"");
     int64_t kv_segments = 0;
-    work->q_cu = read_offsets(q_lens, &work->segments, &work->q_tokens);
-    work->kv_cu = read_offsets(self ? q_lens : kv_lens, &kv_segments, &work->kv_tokens);
+    work->q_cu = cli_problem_offsets(q_lens, &work->segments, &work->q_tokens);
+    work->kv_cu = cli_problem_offsets(self ? q_lens : kv_lens, &kv_segments, &work->kv_tokens);
     if (work->q_cu == NULL || work->kv_cu == NULL || kv_segments != work->segments)
-        return fail_file(path, work->name, "its lengths are not as many, negative or too large");
+        return cli_problem_fail(path, work->name,
+                                "its lengths are not as many, negative or too large");
     work->flops = count_flops(work);
     return CLI_OK;
 }
@@ -171,20 +139,6 @@ void cli_attn_destroy(cli_attn_run *run)
     mstar_prefixed_prefill_destroy(run->prefixed);
 }
 
-/* What others reach, where the file says it: carried into the result beside our figure. */
-static void put_peers(const json_t *object, double us, cli_report *report, json_t *row)
-{
-    static const char *const keys[] = {"floor_us", "fa2_class_us", "best_us", "goal_us"};
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        const json_t *value = json_object_get(object, keys[i]);
-        if (json_is_number(value))
-            cli_bench_put_number(report, row, keys[i], json_number_value(value));
-    }
-    double peer = json_number_value(json_object_get(object, "fa2_class_us"));
-    if (us > 0 && peer > 0)
-        cli_bench_put_number(report, row, "of_fa2_class", us / peer);
-}
-
 static int bench_workload(cli_session *session, mstar_stream *stream, const cli_attn_work *work,
                           mstar_dtype dtype, cli_report *report, json_t *row)
 {
@@ -221,23 +175,25 @@ static int bench_workload(cli_session *session, mstar_stream *stream, const cli_
     return code;
 }
 
+/* What others reach, and our share of the time of the best of our kernel's kind. */
+static void put_peers(const json_t *problem, cli_report *report, json_t *row)
+{
+    double us = json_number_value(json_object_get(row, "us"));
+    double peer = json_number_value(json_object_get(problem, "fa2_class_us"));
+    cli_problem_put_peers(problem, report, row);
+    if (us > 0 && peer > 0)
+        cli_bench_put_number(report, row, "of_fa2_class", us / peer);
+}
+
 int cli_bench_attn(const cli_options *options)
 {
-    if (options->workloads == NULL)
-        return cli_fail(CLI_USAGE, "bench attn needs --workloads FILE. Try 'mstar bench --help'");
-    json_error_t error;
-    json_t *list = json_load_file(options->workloads, JSON_REJECT_DUPLICATES, &error);
-    if (list == NULL)
-        return cli_fail(error.line < 0 ? CLI_NO_INPUT : CLI_FAILED, "%s:%d:%d: %s",
-                        options->workloads, error.line, error.column, error.text);
     mstar_dtype dtype = options->dtype == 1 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F32;
     cli_session session = {0};
     cli_report report = {0};
     mstar_stream *stream = NULL;
     double peak = 0;
-    int code = CLI_OK;
-    if (!json_is_array(list))
-        code = cli_fail(CLI_FAILED, "%s: it must be a list of workloads", options->workloads);
+    json_t *list;
+    int code = cli_problems_read(options, "attn", &list);
     if (code == CLI_OK)
         code = cli_session_open_named(&session, options->device, options->threads);
     if (code == CLI_OK && mstar_stream_create(session.device, -1, &stream) != MSTAR_OK)
@@ -259,8 +215,7 @@ int cli_bench_attn(const cli_options *options)
                 code = cli_bench_attn_gpu(&session, stream, &work, dtype, &report, row);
             else
                 code = bench_workload(&session, stream, &work, dtype, &report, row);
-            put_peers(json_array_get(list, i), json_number_value(json_object_get(row, "us")),
-                      &report, row);
+            put_peers(json_array_get(list, i), &report, row);
         }
         workload_release(&work);
     }

@@ -45,14 +45,14 @@ const cli_option_row cli_option_rows[] = {
      .value = "FILE",
      .kind = CLI_TEXT,
      .offset = AT(workloads),
-     .help = "attn: a JSON list of workloads"},
+     .help = "attn, tower: a JSON list of workloads"},
     {.commands = CLI_BENCH,
      .name = "device",
      .value = "NAME",
      .kind = CLI_TEXT,
      .offset = AT(device),
      .otherwise = "the CPU",
-     .help = "attn: cpu, or an NVIDIA GPU: cuda:0"},
+     .help = "attn, tower: cpu, or an NVIDIA GPU: cuda:0"},
     {.commands = CLI_BENCH,
      .name = "max-gflop",
      .value = "N",
@@ -61,7 +61,13 @@ const cli_option_row cli_option_rows[] = {
      .high = 1000000000,
      .initial = "200",
      .offset = AT(max_gflop),
-     .help = "attn: workloads of more work than this are listed as skipped"},
+     .help = "attn, tower: workloads of more work than this are listed as skipped"},
+    {.commands = CLI_BENCH,
+     .name = "check-goals",
+     .kind = CLI_FLAG,
+     .offset = AT(check_goals),
+     .help = "attn, tower: exit 1 after the result where a figure misses what its workload accepts "
+             "(accept_us and the like), or was not measured, and list those"},
     {.commands = CLI_BENCH,
      .name = "input",
      .value = "FILE",
@@ -375,13 +381,16 @@ const cli_command_row cli_command_rows[] = {
        "mstar info --model all-MiniLM-L6-v2 --json | python3 -m json.tool"}}},
     {CLI_BENCH,
      "bench",
-     "attn|linear|embed|replay",
+     "attn|linear|embed|replay|tower",
      "measure this machine",
      "attn runs the ragged attention wrappers over the workloads of a file; linear the packed "
      "products of every layer shape of MiniLM and bge-base, from 1 to 2048 rows; embed turns the "
      "texts of a file into vectors, strings in, vectors out; replay times an encoder of MiniLM's "
      "shape as plain calls and as a replay of the same calls; its rows of 0 tokens compute nothing "
-     "and are what the calls themselves cost.\n"
+     "and are what the calls themselves cost; tower runs whole stacks of layers with random "
+     "weights "
+     "over the lengths of a file, captured once and replayed, and compares the replay with plain "
+     "calls bit by bit first.\n"
      "Every figure is the median of several runs after one that does not count. peak_gflops is "
      "measured in the same run by multiply-adds on registers on all threads, and of_peak is a "
      "row's "

@@ -36,7 +36,7 @@ typedef struct cli_options {
     const char *graphs;            /* "on", "off" or a FILE; NULL: off */
     int64_t stats;                 /* flag */
     int64_t max_buckets, budget, batch_size, step_tokens;
-    int64_t max_gflop;
+    int64_t max_gflop, check_goals;
     const char *prompt_name, *query_prompt_name, *query;
     int64_t input_format, format;              /* of the command */
     int64_t dtype;                             /* a mstar_dtype: f32 and bf16 are 0 and 1 */

@@ -198,12 +198,16 @@ static void cuda_memory_free(mstar_device *device, void *memory)
     mst_cuda_leave(cuda);
 }
 
-/* Memory that the driver knows: the device's, or pinned. Anything else is the host's, pageable. */
+/* Memory that the driver knows: the device's, or pinned. Anything else is the host's, pageable. Of
+ * it the plural form says 0 where the singular one fails, and what watches a program for failed
+ * calls would report each copy. */
 static bool is_known(const mst_cuda *cuda, const void *memory)
 {
     unsigned type = 0;
-    return cuda->driver->pointer_attribute(&type, MST_CUDA_POINTER_MEMORY_TYPE,
-                                           mst_cuda_address(memory)) == MST_CUDA_SUCCESS &&
+    int attribute = MST_CUDA_POINTER_MEMORY_TYPE;
+    void *value = &type;
+    return cuda->driver->pointer_attributes(1, &attribute, &value, mst_cuda_address(memory)) ==
+               MST_CUDA_SUCCESS &&
            type != 0;
 }
 

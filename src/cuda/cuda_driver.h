@@ -32,7 +32,8 @@
     X(host_alloc, "cuMemHostAlloc", (void **memory, size_t bytes, unsigned flags))                \
     X(host_free, "cuMemFreeHost", (void *memory))                                                 \
     X(copy, "cuMemcpyAsync", (uint64_t to, uint64_t from, size_t bytes, void *stream))            \
-    X(pointer_attribute, "cuPointerGetAttribute", (void *value, int attribute, uint64_t address)) \
+    X(pointer_attributes, "cuPointerGetAttributes",                                               \
+      (unsigned count, int *attributes, void **values, uint64_t address))                         \
     X(stream_create, "cuStreamCreate", (void **stream, unsigned flags))                           \
     X(stream_destroy, "cuStreamDestroy_v2", (void *stream))                                       \
     X(stream_context, "cuStreamGetCtx", (void *stream, void **context))                           \

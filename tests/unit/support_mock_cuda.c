@@ -181,13 +181,17 @@ static int m_copy(uint64_t to, uint64_t from, size_t bytes, void *stream)
     memcpy(pointer(to), pointer(from), bytes);
     return 0;
 }
-static int m_pointer_attribute(void *value, int attribute, uint64_t address)
+/* Nothing is known, as of pageable memory: no failure. */
+static int m_pointer_attributes(unsigned count, int *attributes, void **values, uint64_t address)
 {
-    (void)value;
-    (void)attribute;
     (void)address;
-    ENTER(pointer_attribute);
-    return MST_CUDA_INVALID_VALUE; /* as for pageable memory */
+    ENTER(pointer_attributes);
+    for (unsigned i = 0; i < count; i++) {
+        if (attributes[i] != MST_CUDA_POINTER_MEMORY_TYPE)
+            return MST_CUDA_INVALID_VALUE;
+        memset(values[i], 0, sizeof(unsigned));
+    }
+    return 0;
 }
 static int m_stream_create(void **stream, unsigned flags)
 {

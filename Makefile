@@ -12,7 +12,7 @@ LAYOUTS ?= 100000
 TEXTS ?= 100000
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help deps deps-build deps-venv deps-check build model wheel demo check cuda check-gpu bench-gpu asan asan-clang tsan fuzz soak valgrind analyze aarch64 warnings layers docs-check faults-check abi-check \
+.PHONY: help deps deps-build deps-venv deps-check build model wheel demo check cuda kernels check-gpu bench-gpu asan asan-clang tsan fuzz soak valgrind analyze aarch64 warnings layers docs-check faults-check abi-check \
 	bench bench-peers format format-check install clean venv
 
 help: ## this list
@@ -145,6 +145,14 @@ cuda: deps-check ## build with the kernels for NVIDIA GPUs: build/cuda (needs no
 	@cmake --preset cuda >/dev/null
 	@cmake --build --preset cuda -j $(JOBS)
 
+# Machine code of one compute capability and PTX: that shows that every instance compiles and that the
+# library links with them, in half the time of all.
+kernels: deps-check ## compile every GPU kernel for one card, and a program with them (needs no card)
+	@tools/get_cuda.sh
+	@cmake --preset cuda -B build/kernels -DMSTAR_CUDA_ARCHS=80 -DMSTAR_TESTS=OFF >/dev/null
+	@cmake --build build/kernels -j $(JOBS) --target mstar
+	@build/kernels/mstar version | grep 'backends:.* cuda'
+
 check-gpu: cuda ## the attention tests on cuda:0
 	@build/cuda/tests/test_cuda_attention cuda:0
 
@@ -162,4 +170,4 @@ install: build ## install into PREFIX (headers, libraries, program, man page, pk
 	@cmake --install build/release --prefix $(PREFIX)
 
 clean: ## remove what was built; the model and the Python environment stay
-	@rm -rf build/release build/dev build/asan build/tsan build/aarch64 build/clang build/fuzz
+	@rm -rf build/release build/dev build/asan build/tsan build/aarch64 build/clang build/fuzz build/cuda build/kernels

@@ -45,6 +45,7 @@ mst_cuda_image(attn_reference src/cuda/attn_reference.cu)
 foreach(hd RANGE 16 256 16)
     mst_cuda_image(attn_hd${hd} src/cuda/attn_portable.cu -DMST_ATTN_HD=${hd})
 endforeach()
+add_custom_target(cuda_images DEPENDS ${MST_CUDA_IMAGE_FILES}) # all kernels, and nothing of the library
 set(MST_CUDA_IMAGE_SOURCE ${CMAKE_BINARY_DIR}/cuda/images.c)
 file(GENERATE OUTPUT ${MST_CUDA_IMAGE_SOURCE} CONTENT "${mst_image_text}typedef int mst_not_empty;\n")
 set_source_files_properties(${MST_CUDA_IMAGE_SOURCE} PROPERTIES OBJECT_DEPENDS "${MST_CUDA_IMAGE_FILES}")

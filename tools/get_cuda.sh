@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # get_cuda.sh - nvcc into build/nvcc, where cmake/cuda.cmake finds it. It comes as Python packages, about 300 MB
-# installed; nothing of it is linked. A toolkit that is already there (nvcc on the PATH) does as well.
+# installed; nothing of it is linked. Where a toolkit is there already (nvcc 12 or newer on the PATH) nothing is done.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=13.0
 venv=build/nvcc-venv
 [ -x build/nvcc/bin/nvcc ] && exit 0
+release=$(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9]*\)\..*/\1/p') || true
+[ "${release:-0}" -ge 12 ] && exit 0
 [ -x $venv/bin/pip ] || python3 -m venv $venv
 $venv/bin/pip install -q --disable-pip-version-check --no-deps \
     "nvidia-cuda-nvcc==$version.*" "nvidia-cuda-crt==$version.*" "nvidia-cuda-runtime==$version.*" \

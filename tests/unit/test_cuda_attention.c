@@ -498,6 +498,18 @@ static void picks_the_kernel_for_the_layout(void **state)
     }
 }
 
+/* Every instance costs time to compile and room in the library. */
+static void few_enough_kernels(void **state)
+{
+    (void)state;
+#define MST_ATTN(HD, BN, MT, STAGES, QREG, BLOCKS) +2 /* bf16 and f16 */
+    const int count = 0
+#include "cuda/cuda_attn.def"
+        ;
+#undef MST_ATTN
+    assert_in_range(count, 32, 64); /* every multiple of 16 at least once */
+}
+
 static void backends_by_name(void **state)
 {
     (void)state;
@@ -542,6 +554,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(backends_by_name, set_up, tear_down),
         cmocka_unit_test(splits_by_the_segment_alone),
         cmocka_unit_test(tiles_by_the_layout),
+        cmocka_unit_test(few_enough_kernels),
     };
     card = argc > 1 ? argv[1] : NULL;
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -153,8 +153,10 @@ kernels: deps-check ## compile every GPU kernel for one card, and a program with
 	@cmake --build build/kernels -j $(JOBS) --target mstar
 	@build/kernels/mstar version | grep 'backends:.* cuda'
 
-check-gpu: cuda ## the attention tests on cuda:0
-	@build/cuda/tests/test_cuda_attention cuda:0
+# Each of these programs runs over the mock without an argument, and on the card that it is given.
+GPU_TESTS := cuda_attention cuda_rows ops_rows ops_tokens
+check-gpu: cuda ## the tests of attention and of operations on cuda:0
+	@for test in $(GPU_TESTS); do build/cuda/tests/test_$$test cuda:0 || exit 1; done
 
 bench-gpu: cuda ## measure attention on cuda:0: bench/results/<card>.csv
 	@python3 bench/run_gpu.py $(BENCH_FLAGS)

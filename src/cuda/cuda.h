@@ -31,6 +31,7 @@ typedef struct mst_cuda_ring {
 
 /* One compiled kernel of the .def list. Static. */
 typedef struct mst_cuda_kernel {
+    const char *op; /* "attention", or a row operation */
     const char *symbol;
     int32_t module; /* index of its embedded image */
     mstar_dtype dtype;
@@ -45,6 +46,18 @@ typedef struct mst_cuda_kernel {
 
 #define MST_CUDA_MAX_KERNELS 128
 #define MST_CUDA_MAX_MODULES 32
+
+/* The row operations, each one kernel for all dtypes. */
+typedef enum mst_cuda_row_op {
+    MST_CUDA_ROW_LAYER_NORM,
+    MST_CUDA_ROW_RMS_NORM,
+    MST_CUDA_ROW_NORMALIZE,
+    MST_CUDA_ROW_ACTIVATION,
+    MST_CUDA_ROW_EMBEDDING,
+    MST_CUDA_ROW_POOLING,
+    MST_CUDA_ROW_ROTARY,
+    MST_CUDA_ROW_OPS
+} mst_cuda_row_op;
 
 /* A kernel on a device. */
 typedef struct mst_cuda_function {
@@ -71,6 +84,9 @@ typedef struct mst_cuda {
 typedef struct mst_cuda_stream {
     void *handle;
     bool is_own; /* else the caller's */
+    /* device memory that work of this stream shares, one after the other: cuda_inputs.c */
+    void *inputs, *scratch;
+    size_t inputs_bytes, scratch_bytes;
 } mst_cuda_stream;
 
 static inline mst_cuda *mst_cuda_of(const mstar_device *device)
@@ -116,6 +132,8 @@ void mst_cuda_stage_drop(mst_cuda *cuda, mst_cuda_stage *stage);
 /* cuda_kernels.c */
 int32_t mst_cuda_num_kernels(void);
 const mst_cuda_kernel *mst_cuda_kernel_at(int32_t index);
+int32_t mst_cuda_kernel_index(const mst_cuda_kernel *kernel);
+const mst_cuda_kernel *mst_cuda_row_kernel(mst_cuda_row_op op);
 /* Loads the kernel's module on first use. The context is current. */
 mstar_status mst_cuda_function_get(mst_cuda *cuda, const mst_cuda_kernel *kernel,
                                    mst_cuda_function *function);

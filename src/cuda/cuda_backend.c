@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda/cuda.h"
+#include "cuda/cuda_rows.h"
 
 /* Copies of pageable memory up to this size go through the staging ring and do not wait. */
 #define STAGED_COPY_BYTES ((size_t)1 << 20)
@@ -246,19 +246,21 @@ static mstar_status make_stream(mstar_stream *stream, void *handle, bool is_own)
 {
     void *memory;
     MST_TRY(mst_alloc_zero(sizeof(mst_cuda_stream), "CUDA stream", &memory));
-    *(mst_cuda_stream *)memory = (mst_cuda_stream){handle, is_own};
+    *(mst_cuda_stream *)memory = (mst_cuda_stream){.handle = handle, .is_own = is_own};
     stream->impl = memory;
     return MSTAR_OK;
 }
 
 static mstar_status stream_open(mstar_stream *stream)
 {
-    const mst_cuda *cuda = mst_cuda_of(stream->device);
+    mst_cuda *cuda = mst_cuda_of(stream->device);
     void *handle = NULL;
     MST_TRY(mst_cuda_enter(cuda));
-    mstar_status status = mst_cuda_check(
-        cuda->driver, cuda->driver->stream_create(&handle, MST_CUDA_STREAM_NON_BLOCKING),
-        "making a stream");
+    mstar_status status = mst_cuda_rows_load(cuda);
+    if (status == MSTAR_OK)
+        status = mst_cuda_check(cuda->driver,
+                                cuda->driver->stream_create(&handle, MST_CUDA_STREAM_NON_BLOCKING),
+                                "making a stream");
     if (status == MSTAR_OK) {
         status = make_stream(stream, handle, true);
         if (status != MSTAR_OK)
@@ -271,12 +273,14 @@ static mstar_status stream_open(mstar_stream *stream)
 /* The caller's stream, which stays the caller's. */
 static mstar_status stream_wrap(mstar_stream *stream, void *native)
 {
-    const mst_cuda *cuda = mst_cuda_of(stream->device);
+    mst_cuda *cuda = mst_cuda_of(stream->device);
     void *context = NULL;
     MST_TRY(mst_cuda_enter(cuda));
     mstar_status status =
         mst_cuda_check(cuda->driver, cuda->driver->stream_context(native, &context),
                        "native is not a stream that the driver knows");
+    if (status == MSTAR_OK)
+        status = mst_cuda_rows_load(cuda);
     mst_cuda_leave(cuda);
     MST_TRY(status);
     if (context != cuda->context)
@@ -290,8 +294,10 @@ static void stream_close(mstar_stream *stream)
 {
     const mst_cuda *cuda = mst_cuda_of(stream->device);
     mst_cuda_stream *own = stream->impl;
-    if (own->is_own && mst_cuda_enter(cuda) == MSTAR_OK) {
-        (void)cuda->driver->stream_destroy(own->handle);
+    if (mst_cuda_enter(cuda) == MSTAR_OK) {
+        mst_cuda_stream_memory_free(cuda, own);
+        if (own->is_own)
+            (void)cuda->driver->stream_destroy(own->handle);
         mst_cuda_leave(cuda);
     }
     mst_free(own);
@@ -406,6 +412,13 @@ const mst_backend *mst_cuda_backend(void)
         .attn_image_begin = mst_cuda_attn_image_begin,
         .attn_image_end = mst_cuda_attn_image_end,
         .attn_run = mst_cuda_attn_run,
+        .layer_norm = mst_cuda_layer_norm,
+        .rms_norm = mst_cuda_rms_norm,
+        .activation = mst_cuda_activation,
+        .rotary = mst_cuda_rotary,
+        .embedding = mst_cuda_embedding,
+        .pooling = mst_cuda_pooling,
+        .normalize = mst_cuda_normalize,
     };
     return &backend;
 }

@@ -52,6 +52,7 @@
     X(function_set, "cuFuncSetAttribute", (void *function, int attribute, int value))             \
     X(function_occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor",                          \
       (int *blocks, void *function, int threads, size_t shared_bytes))                            \
+    X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *mode))                             \
     X(capture_begin, "cuStreamBeginCapture_v2", (void *stream, int mode))                         \
     X(capture_end, "cuStreamEndCapture", (void *stream, void **graph))                            \
     X(graph_nodes, "cuGraphGetNodes", (void *graph, void **nodes, size_t *count))                 \
@@ -97,7 +98,7 @@ enum { /* device attributes */
 };
 enum { MST_CUDA_POINTER_MEMORY_TYPE = 2, MST_CUDA_MEMORY_HOST = 1, MST_CUDA_MEMORY_DEVICE = 2 };
 enum { MST_CUDA_FUNCTION_SHARED_BYTES = 8, MST_CUDA_FUNCTION_CARVEOUT = 9 };
-enum { MST_CUDA_CAPTURE_THREAD_LOCAL = 1 };
+enum { MST_CUDA_CAPTURE_THREAD_LOCAL = 1, MST_CUDA_CAPTURE_RELAXED = 2 };
 enum { MST_CUDA_STREAM_NON_BLOCKING = 1, MST_CUDA_EVENT_NO_TIMING = 2 };
 
 /* The oldest driver that is taken: that of the toolkit which built the kernels. */

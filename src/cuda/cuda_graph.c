@@ -2,10 +2,10 @@
  * cuda_graph.c - capture and replay: the driver's own graphs behind the seam.
  *
  * The stream itself captures, so a launch is recorded by being launched. What a later plan changes
- * lies in device memory that the launches read; all that is left to a replay is to see that the
- * plan of each recorded attention still fits the tensors that were recorded.
+ * lies in device memory that the launches read. What is left to a replay is to see that the plan of
+ * each recorded attention still fits the tensors that were recorded, and what cuda_record.c keeps.
  */
-#include "cuda/cuda.h"
+#include "cuda/cuda_rows.h"
 
 /* Rows of one recorded attention, and its plan's live counts. */
 typedef struct recorded_rows {
@@ -18,12 +18,14 @@ typedef struct cuda_graph {
     recorded_rows *rows;
     int64_t num_rows, rows_capacity;
     int64_t nodes;
+    mst_cuda_record *record;
 } cuda_graph;
 
 mstar_status mst_cuda_capture_begin(mstar_stream *stream, mstar_graph *graph)
 {
     const mst_cuda *cuda = mst_cuda_of(stream->device);
     MST_TRY(mst_alloc_zero(sizeof(cuda_graph), "graph", &graph->impl));
+    MST_TRY(mst_cuda_record_open(&((cuda_graph *)graph->impl)->record));
     MST_TRY(mst_cuda_enter(cuda));
     mstar_status status = mst_cuda_check(
         cuda->driver,
@@ -31,6 +33,11 @@ mstar_status mst_cuda_capture_begin(mstar_stream *stream, mstar_graph *graph)
         "beginning a capture");
     mst_cuda_leave(cuda);
     return status;
+}
+
+mst_cuda_record *mst_cuda_record_of(const mstar_stream *stream)
+{
+    return ((const cuda_graph *)stream->graph->impl)->record;
 }
 
 mstar_status mst_cuda_record_attn(mstar_stream *stream, const mst_attn_call *call)
@@ -110,13 +117,17 @@ static mstar_status check_rows(const cuda_graph *g)
 
 mstar_status mst_cuda_graph_replay(mstar_graph *graph, mstar_stream *stream)
 {
-    const mst_cuda *cuda = mst_cuda_of(stream->device);
+    mst_cuda *cuda = mst_cuda_of(stream->device);
     const cuda_graph *g = graph->impl;
+    void *handle = mst_cuda_handle(stream);
     MST_TRY(check_rows(g));
     MST_TRY(mst_cuda_enter(cuda));
-    mstar_status status = mst_cuda_check(
-        cuda->driver, cuda->driver->graph_launch(g->executable, mst_cuda_handle(stream)),
-        "replaying a graph");
+    mstar_status status = mst_cuda_record_replay(cuda, g->record, handle);
+    if (status == MSTAR_OK)
+        status = mst_cuda_check(cuda->driver, cuda->driver->graph_launch(g->executable, handle),
+                                "replaying a graph");
+    if (status == MSTAR_OK)
+        status = mst_cuda_record_launched(cuda, g->record, handle);
     mst_cuda_leave(cuda);
     return status;
 }
@@ -131,6 +142,7 @@ void mst_cuda_graph_close(mstar_graph *graph)
         (void)cuda->driver->graph_exec_destroy(g->executable);
         mst_cuda_leave(cuda);
     }
+    mst_cuda_record_close(cuda, g->record);
     mst_free(g->rows);
     mst_free(g);
     graph->impl = NULL;
@@ -141,5 +153,6 @@ void mst_cuda_graph_query(const mstar_graph *graph, mstar_graph_info *info)
 {
     const cuda_graph *g = graph->impl;
     info->nodes = g->nodes;
-    info->bytes = sizeof *g + (size_t)g->rows_capacity * sizeof *g->rows;
+    info->bytes =
+        sizeof *g + (size_t)g->rows_capacity * sizeof *g->rows + mst_cuda_record_bytes(g->record);
 }

@@ -1,9 +1,10 @@
 /*
  * cuda_kernels.c - the embedded kernels: their list, and loading them on first use.
  *
- * An image is a fatbin that the build puts into the library, one for each head dim; it holds
- * machine code for the cards it was built for and PTX for later ones. A module is loaded when a
- * kernel of it is first asked for, which is when a wrapper is created, never in a run.
+ * An image is a fatbin that the build puts into the library, one for each head dim and one for
+ * rows; it holds machine code for the cards it was built for and PTX for later ones. A module is
+ * loaded when a kernel of it is first asked for, which is when a wrapper or a stream is created,
+ * never in a run.
  */
 #include <string.h>
 
@@ -23,7 +24,8 @@ enum {
 #define SLOT(HD, MT) (128 * (MT) * ((HD) / 2 + 4))
 
 #define ATTN_LINE(TYPE, DTYPE, HD, BN, MT, STAGES)                               \
-    {.symbol = "mst_attn_" #TYPE "_hd" #HD "_m" #MT "n" #BN "s" #STAGES "_sm80", \
+    {.op = "attention",                                                          \
+     .symbol = "mst_attn_" #TYPE "_hd" #HD "_m" #MT "n" #BN "s" #STAGES "_sm80", \
      .module = IMAGE_attn_hd##HD,                                                \
      .dtype = DTYPE,                                                             \
      .head_dim = HD,                                                             \
@@ -34,16 +36,22 @@ enum {
      .shared_bytes = SHARED(HD, BN, MT, STAGES),                                 \
      .slot_floats = SLOT(HD, MT)},
 #define REFERENCE_LINE(TYPE, DTYPE)                 \
-    {.symbol = "mst_attn_" #TYPE "_reference_sm80", \
+    {.op = "attention",                             \
+     .symbol = "mst_attn_" #TYPE "_reference_sm80", \
      .module = IMAGE_attn_reference,                \
      .dtype = DTYPE,                                \
      .block_keys = 32,                              \
      .rows = 64,                                    \
      .threads = 128},
 
-static const mst_cuda_kernel kernels[] = {REFERENCE_LINE(f32, MSTAR_DTYPE_F32)
-                                              REFERENCE_LINE(bf16, MSTAR_DTYPE_BF16)
-                                                  REFERENCE_LINE(f16, MSTAR_DTYPE_F16)
+#define ROW_LINE(NAME) \
+    {.op = #NAME, .symbol = "mst_" #NAME "_sm80", .module = IMAGE_rows, .threads = 128},
+
+static const mst_cuda_kernel kernels[] = {
+    /* in the order of mst_cuda_row_op */
+    ROW_LINE(layer_norm) ROW_LINE(rms_norm) ROW_LINE(normalize) ROW_LINE(activation)
+        ROW_LINE(embedding) ROW_LINE(pooling) ROW_LINE(rotary) REFERENCE_LINE(f32, MSTAR_DTYPE_F32)
+            REFERENCE_LINE(bf16, MSTAR_DTYPE_BF16) REFERENCE_LINE(f16, MSTAR_DTYPE_F16)
 #define MST_ATTN(HD, BN, MT, STAGES, QREG, BLOCKS)        \
     ATTN_LINE(bf16, MSTAR_DTYPE_BF16, HD, BN, MT, STAGES) \
     ATTN_LINE(f16, MSTAR_DTYPE_F16, HD, BN, MT, STAGES)
@@ -68,6 +76,16 @@ int32_t mst_cuda_num_kernels(void)
 const mst_cuda_kernel *mst_cuda_kernel_at(int32_t index)
 {
     return index >= 0 && index < NUM_KERNELS ? &kernels[index] : NULL;
+}
+
+int32_t mst_cuda_kernel_index(const mst_cuda_kernel *kernel)
+{
+    return (int32_t)(kernel - kernels);
+}
+
+const mst_cuda_kernel *mst_cuda_row_kernel(mst_cuda_row_op op)
+{
+    return &kernels[op];
 }
 
 static mstar_status load_function(mst_cuda *cuda, const mst_cuda_kernel *kernel,
@@ -128,9 +146,14 @@ mstar_status mst_cuda_query_kernel(const mstar_device *device, int32_t index,
     if (index >= NUM_KERNELS)
         return mst_fail(MSTAR_NOT_FOUND, "index is %d; this device has %d kernels", index,
                         NUM_KERNELS);
-    info->op = "attention";
-    info->dtype = mstar_dtype_name(kernels[index].dtype);
+    info->op = kernels[index].op;
     info->symbol = kernels[index].symbol;
+    if (index < MST_CUDA_ROW_OPS) {
+        info->dtype = "any";
+        info->reason = "one kernel for f32, bf16 and f16";
+        return MSTAR_OK;
+    }
+    info->dtype = mstar_dtype_name(kernels[index].dtype);
     info->reason =
         kernels[index].head_dim == 0 ? "f32, or asked for by name" : "mma.sync, sm_80 and newer";
     return MSTAR_OK;

@@ -103,6 +103,18 @@ static void *take(size_t bytes)
     return memory;
 }
 
+static check_rows_block *blocks; /* of all check_rows that are alive */
+
+const check_rows_block *check_rows_find(const void *address)
+{
+    const unsigned char *at = address;
+    for (const check_rows_block *b = blocks; b != NULL; b = b->next) {
+        if (at >= b->memory && at < b->memory + b->bytes)
+            return b;
+    }
+    return NULL;
+}
+
 check_rows check_rows_make(mstar_dtype dtype, int64_t rows, int64_t width, int64_t stride)
 {
     check_rows made;
@@ -115,11 +127,22 @@ check_rows check_rows_make(mstar_dtype dtype, int64_t rows, int64_t width, int64
     made.tensor = mstar_tensor_make(made.block + MARGIN * element, dtype, 2, shape);
     made.tensor.strides[0] = stride;
     check_rows_freeze(&made);
+    check_rows_block *block = take(sizeof *block);
+    *block = (check_rows_block){made.block, made.bytes, blocks};
+    blocks = block;
     return made;
 }
 
 void check_rows_free(check_rows *rows)
 {
+    for (check_rows_block **at = &blocks; *at != NULL; at = &(*at)->next) {
+        if ((*at)->memory == rows->block) {
+            check_rows_block *gone = *at;
+            *at = gone->next;
+            free(gone);
+            break;
+        }
+    }
     free(rows->block);
     free(rows->shadow);
     memset(rows, 0, sizeof *rows);

@@ -58,6 +58,13 @@ typedef struct check_rows {
     unsigned char *block, *shadow;
     size_t bytes;
 } check_rows;
+/* The block that an address lies in; NULL: in none. */
+typedef struct check_rows_block {
+    unsigned char *memory;
+    size_t bytes;
+    struct check_rows_block *next;
+} check_rows_block;
+const check_rows_block *check_rows_find(const void *address);
 /* stride >= width: distance between rows in elements. */
 check_rows check_rows_make(mstar_dtype dtype, int64_t rows, int64_t width, int64_t stride);
 void check_rows_free(check_rows *rows);

@@ -1,14 +1,30 @@
 /* support_mock_cuda.c - see the header. */
 #include "support_mock_cuda.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "mock_simt.h"
 #include "support_check.h"
 
 static mock_cuda mock;
+
+/* One launch, with a copy of its arguments. */
+typedef struct mock_launch {
+    const mst_cuda_kernel *kernel;
+    unsigned grid_x, grid_y, threads;
+    union {
+        mst_cuda_attn_args attn;
+        mst_cuda_row_args rows;
+    } args;
+} mock_launch;
+
+/* What a capture has recorded, and what graphs and executables hold. */
+typedef struct mock_graph {
+    mock_launch *launches;
+    int64_t count;
+} mock_graph;
 
 /* Counts a call, and answers with the failure that was asked for when its turn has come. */
 static int enter(mock_call call)
@@ -139,6 +155,8 @@ static int m_memory_info(size_t *free_bytes, size_t *total_bytes)
 static int m_memory_alloc(uint64_t *address, size_t bytes)
 {
     ENTER(memory_alloc);
+    if (mock.capturing != NULL && mock.capture_mode != MST_CUDA_CAPTURE_RELAXED)
+        return MST_CUDA_CAPTURE_FIRST;
     if (bytes > (size_t)mock.free_bytes)
         return MST_CUDA_OUT_OF_MEMORY;
     void *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
@@ -313,187 +331,141 @@ static int m_function_occupancy(int *blocks, void *function, int threads, size_t
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-typedef struct mock_launch {
-    mst_cuda_attn_args args;
-    const mst_cuda_kernel *kernel;
-} mock_launch;
-
-static void fault(const char *text)
+void mock_cuda_fault(const char *text)
 {
     if (mock.fault[0] == '\0')
         (void)snprintf(mock.fault, sizeof mock.fault, "%s", text);
 }
 
-/* One query row of one head, gathered over all items that hold a part of it. */
-typedef struct mock_row {
-    double max, sum, out[256];
-    int64_t keys; /* seen so far, each once */
-} mock_row;
-
-static void see(const mock_launch *launch, const mst_cuda_attn_item *item, int32_t token,
-                int64_t head, mock_row *row)
+/* The kernel's own source, over the emulated GPU. */
+static int run_rows(const mock_launch *launch)
 {
-    const mst_cuda_attn_args *a = &launch->args;
-    mstar_dtype dtype = launch->kernel->dtype;
-    int64_t kv_head = head / a->group;
-    int64_t q = ((int64_t)item->q_first + token) * a->q_row_stride + head * a->q_head_stride;
-    int64_t diagonal = (int64_t)item->lk - item->lq + token;
-    double scale = (double)a->scale_log2 * (a->negative ? -1.0 : 1.0) * 0.6931471805599453;
-    for (int64_t key = item->key_begin; key < item->key_end; key++) {
-        if ((a->header->causal && key > diagonal) ||
-            (a->window_left != MST_CUDA_NO_WINDOW && key < diagonal - a->window_left) ||
-            (a->window_right != MST_CUDA_NO_WINDOW && key > diagonal + a->window_right))
-            continue;
-        int64_t k = (item->kv_first + key) * a->k_row_stride + kv_head * a->k_head_stride;
-        int64_t v = (item->kv_first + key) * a->v_row_stride + kv_head * a->v_head_stride;
-        double score = 0.0;
-        for (int32_t d = 0; d < a->head_dim; d++)
-            score += (double)mst_load_element(a->q, dtype, q + d) *
-                     (double)mst_load_element(a->k, dtype, k + d);
-        score *= scale;
-        double max = row->keys > 0 ? fmax(row->max, score) : score;
-        double keep = row->keys > 0 ? exp(row->max - max) : 0.0;
-        double weight = exp(score - max);
-        row->sum = row->sum * keep + weight;
-        for (int32_t d = 0; d < a->head_dim; d++)
-            row->out[d] =
-                row->out[d] * keep + weight * (double)mst_load_element(a->v, dtype, v + d);
-        row->max = max;
-        row->keys++;
+    simt_kernel *kernel = simt_kernel_find(launch->kernel->symbol);
+    if (kernel == NULL) {
+        mock_cuda_fault("a launch of a kernel that the emulation lacks");
+        return 0;
     }
+    const char *wrong =
+        simt_launch(kernel, &launch->args.rows, launch->grid_x, launch->grid_y, launch->threads);
+    if (wrong != NULL)
+        mock_cuda_fault(wrong);
+    return 0;
 }
 
-static void finish_row(const mock_launch *launch, int64_t token, int64_t head, const mock_row *row)
+static bool is_attention(const mst_cuda_kernel *kernel)
 {
-    const mst_cuda_attn_args *a = &launch->args;
-    int64_t out = token * a->out_row_stride + head * a->out_head_stride;
-    for (int32_t d = 0; d < a->head_dim; d++)
-        mst_store_element(a->out, launch->kernel->dtype, out + d,
-                          row->keys > 0 ? (float)(row->out[d] / row->sum) : 0.0F);
-    if (a->lse != NULL)
-        a->lse[token * a->lse_row_stride + head] =
-            row->keys > 0 ? (float)(row->max + log(row->sum)) : -INFINITY;
-}
-
-static void check_item(const mock_launch *launch, const mst_cuda_attn_item *item)
-{
-    if (item->row_end <= item->row_begin || item->row_end - item->row_begin > launch->kernel->rows)
-        fault("an item has no rows, or more than the kernel's tile");
-    if (item->key_begin < 0 || item->key_end > item->lk || item->part_keys < 1)
-        fault("an item's keys leave its segment");
-    if (item->slot >= 0 &&
-        (item->split < 0 || item->split >= item->num_splits ||
-         item->key_begin / item->part_keys != (item->key_end - 1) / item->part_keys))
-        fault("a part crosses the border of parts");
-    mock.split_items += item->slot >= 0;
-    mock.items++;
+    return strcmp(kernel->op, "attention") == 0;
 }
 
 static int run(const mock_launch *launch)
 {
-    const mst_cuda_attn_args *a = &launch->args;
-    const mst_cuda_attn_header *header = a->header;
-    int64_t heads = (int64_t)a->num_kv_heads * a->group;
-    mock_row *rows = calloc((size_t)(header->num_tokens * heads) + 1, sizeof *rows);
-    bool *written = calloc((size_t)header->num_tokens + 1, sizeof *written);
-    if (a->counters->next != 0 || a->counters->done != 0)
-        fault("the counters were not 0 at a launch");
-    for (int32_t i = 0; i < header->num_items; i++) {
-        const mst_cuda_attn_item *item = &a->items[i];
-        check_item(launch, item);
-        for (int32_t at = item->row_begin; at < item->row_end; at++) {
-            int32_t token = at / a->group;
-            written[item->q_first + token] = true;
-            for (int32_t k = 0; k < a->num_kv_heads; k++) {
-                int64_t head = (int64_t)k * a->group + at % a->group;
-                see(launch, item, token, head, &rows[(item->q_first + token) * heads + head]);
-            }
-        }
-    }
-    for (int64_t token = 0; token < header->num_tokens; token++)
-        for (int64_t head = 0; head < heads && written[token]; head++)
-            finish_row(launch, token, head, &rows[token * heads + head]);
-    mock_row none = {.keys = 0};
-    for (int64_t token = header->num_tokens; token < a->zero_end; token++)
-        for (int64_t head = 0; head < heads; head++)
-            finish_row(launch, token, head, &none);
-    free(rows);
-    free(written);
-    return 0;
+    return is_attention(launch->kernel)
+               ? mock_attention_run(&mock, launch->kernel, &launch->args.attn)
+               : run_rows(launch);
 }
 
 static int m_launch(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                     unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                     void *stream, void **arguments, void **extra)
 {
-    mock_launch launch = {.kernel = function};
+    mock_launch launch = {
+        .kernel = function, .grid_x = grid_x, .grid_y = grid_y, .threads = block_x};
     (void)extra;
     ENTER(launch);
-    memcpy(&launch.args, arguments[0], sizeof launch.args);
+    bool attention = is_attention(launch.kernel);
+    if (attention)
+        memcpy(&launch.args.attn, arguments[0], sizeof launch.args.attn);
+    else
+        memcpy(&launch.args.rows, arguments[0], sizeof launch.args.rows);
     mock.launches++;
     mock.grid = grid_x;
     (void)snprintf(mock.kernel, sizeof mock.kernel, "%s", launch.kernel->symbol);
-    if (grid_x < 1 || grid_y != 1 || grid_z != 1 || block_x != 128 || block_y != 1 ||
-        block_z != 1 || (int32_t)shared_bytes != launch.kernel->shared_bytes)
-        fault("a launch of the wrong size");
+    if (grid_x < 1 || grid_x > INT32_MAX || grid_y < 1 || grid_y > (attention ? 1 : 65535) ||
+        grid_z != 1 || (attention && block_x != 128) || block_y != 1 || block_z != 1 ||
+        (int32_t)shared_bytes != launch.kernel->shared_bytes)
+        mock_cuda_fault("a launch of the wrong size");
     if (mock.capturing == NULL || mock.capturing != stream)
         return run(&launch);
-    mock.recorded = realloc(mock.recorded, (size_t)(mock.num_recorded + 1) * sizeof launch);
-    memcpy(&mock.recorded[mock.num_recorded++], &launch, sizeof launch);
+    mock_graph *graph = mock.recorded;
+    graph->launches =
+        realloc(graph->launches, (size_t)(graph->count + 1) * sizeof *graph->launches);
+    memcpy(&graph->launches[graph->count++], &launch, sizeof launch);
     return 0;
 }
 
-/* ---- graphs: one at a time ------------------------------------------------------------------- */
+/* ---- graphs: one capture at a time ----------------------------------------------------------- */
 
+static int drop_graph(mock_graph *graph)
+{
+    free(graph->launches);
+    return drop(graph);
+}
+
+static int m_capture_mode(int *mode)
+{
+    ENTER(capture_mode);
+    int former = mock.capture_mode;
+    mock.capture_mode = *mode;
+    *mode = former;
+    return 0;
+}
 static int m_capture_begin(void *stream, int mode)
 {
-    (void)mode;
     ENTER(capture_begin);
     mock.capturing = stream;
-    mock.num_recorded = 0;
-    return 0;
+    mock.capture_mode = mode;
+    return make((void **)&mock.recorded);
 }
 static int m_capture_end(void *stream, void **graph)
 {
     (void)stream;
     *graph = NULL;
     mock.capturing = NULL;
-    ENTER(capture_end);
-    return make(graph);
+    int failed = enter(MOCK_capture_end);
+    if (failed != 0)
+        (void)drop_graph(mock.recorded);
+    else
+        *graph = mock.recorded;
+    mock.recorded = NULL;
+    return failed;
 }
 static int m_graph_nodes(void *graph, void **nodes, size_t *count)
 {
-    (void)graph;
     (void)nodes;
     ENTER(graph_nodes);
-    *count = (size_t)mock.num_recorded;
+    *count = (size_t)((const mock_graph *)graph)->count;
     return 0;
 }
 static int m_graph_instantiate(void **executable, void *graph, unsigned long long flags)
 {
-    (void)graph;
+    const mock_graph *from = graph;
     (void)flags;
     ENTER(graph_instantiate);
-    return make(executable);
+    (void)make(executable);
+    mock_graph *to = *executable;
+    to->launches = calloc((size_t)from->count + 1, sizeof *to->launches);
+    to->count = from->count;
+    memcpy(to->launches, from->launches, (size_t)from->count * sizeof *to->launches);
+    return 0;
 }
 static int m_graph_launch(void *executable, void *stream)
 {
-    (void)executable;
+    const mock_graph *graph = executable;
     (void)stream;
     ENTER(graph_launch);
-    for (int64_t i = 0; i < mock.num_recorded; i++)
-        (void)run(&mock.recorded[i]);
+    for (int64_t i = 0; i < graph->count; i++)
+        (void)run(&graph->launches[i]);
     return 0;
 }
 static int m_graph_exec_destroy(void *executable)
 {
     ENTER(graph_exec_destroy);
-    return drop(executable);
+    return drop_graph(executable);
 }
 static int m_graph_destroy(void *graph)
 {
     ENTER(graph_destroy);
-    return drop(graph);
+    return drop_graph(graph);
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -510,11 +482,14 @@ mock_cuda *mock_cuda_install(void)
     return &mock;
 }
 
+mock_cuda *mock_cuda_now(void)
+{
+    return &mock;
+}
+
 void mock_cuda_remove(void)
 {
     mst_cuda_driver_replace(NULL);
-    free(mock.recorded);
-    mock.recorded = NULL;
     assert_int_equal(mock.live, 0);
     assert_int_equal(mock.context_depth, 0);
     assert_string_equal(mock.fault, "");

@@ -3,8 +3,8 @@
  *
  * Device memory is host memory and copies happen at once. A launch of an attention kernel is
  * carried out item by item in double precision, from the very arguments and image that a card would
- * read, so a work list that misses or doubles a key gives a wrong result. Any call can be made to
- * fail.
+ * read, so a work list that misses or doubles a key gives a wrong result. A launch of a row kernel
+ * runs the kernel's own source, see mock_simt.h. Any call can be made to fail.
  */
 #ifndef SUPPORT_MOCK_CUDA_H
 #define SUPPORT_MOCK_CUDA_H
@@ -30,16 +30,24 @@ typedef struct mock_cuda {
     int context_depth;   /* pushed and not popped */
     int64_t free_bytes;
     int64_t launches, split_items, items;
-    unsigned grid;   /* of the last launch */
-    char kernel[64]; /* of the last launch */
-    char fault[128]; /* what a launch found wrong; "" nothing */
-    void *capturing; /* the stream that captures */
-    struct mock_launch *recorded;
-    int64_t num_recorded;
+    unsigned grid;               /* of the last launch */
+    char kernel[64];             /* of the last launch */
+    char fault[128];             /* what a launch found wrong; "" nothing */
+    void *capturing;             /* the stream that captures */
+    struct mock_graph *recorded; /* so far */
+    int capture_mode;            /* that this thread's calls go by */
 } mock_cuda;
+
+/* What a launch found wrong; the first one is kept. */
+void mock_cuda_fault(const char *text);
+/* support_mock_attn.c: carries out one launch; 0. */
+int mock_attention_run(mock_cuda *mock, const mst_cuda_kernel *kernel,
+                       const mst_cuda_attn_args *args);
 
 /* Puts the mock in the driver's place, as good as new. */
 mock_cuda *mock_cuda_install(void);
+/* The one that is installed. */
+mock_cuda *mock_cuda_now(void);
 /* Takes it away; fails the test where something was not given back. */
 void mock_cuda_remove(void);
 /* Opens device 0 of the CUDA backend over the mock. Closed by mock_cuda_close. */

@@ -12,13 +12,13 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "support_check.h"
+#include "support_card.h"
 
 #define U 0x1p-24
 
 static const mstar_dtype dtypes[3] = {MSTAR_DTYPE_F32, MSTAR_DTYPE_BF16, MSTAR_DTYPE_F16};
 static const int64_t widths[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 384, 1000};
-enum { NUM_WIDTHS = sizeof widths / sizeof widths[0] };
+enum { NUM_WIDTHS = sizeof widths / sizeof widths[0], MAX_WIDTH = 16500 };
 
 typedef struct level {
     const char *isa;
@@ -27,14 +27,16 @@ typedef struct level {
 } level;
 
 static const char *const isas[CHECK_NUM_ISAS] = CHECK_ISAS;
-static level levels[CHECK_NUM_ISAS];
+static level levels[CHECK_NUM_ISAS + 1]; /* of processors, and the GPU */
 static int num_levels;
 
 static int set_up(void **state)
 {
     (void)state;
-    for (int i = 0; i < CHECK_NUM_ISAS; i++) {
-        level l = {.isa = isas[i], .device = check_open(isas[i], 4)};
+    for (int i = card_is_real() ? CHECK_NUM_ISAS : 0; i <= CHECK_NUM_ISAS; i++) {
+        bool cuda = i == CHECK_NUM_ISAS;
+        level l = {.isa = cuda ? "cuda" : isas[i],
+                   .device = cuda ? card_open() : check_open(isas[i], 4)};
         if (l.device == NULL)
             continue;
         CHECK_OK(mstar_stream_create(l.device, -1, &l.stream));
@@ -50,7 +52,7 @@ static int tear_down(void **state)
     for (int i = 0; i < num_levels; i++) {
         mstar_stream_destroy(levels[i].stream);
         mstar_stream_destroy(levels[i].alone);
-        CHECK_OK(mstar_device_close(levels[i].device));
+        card_close(levels[i].device);
     }
     assert_int_equal(check_live_allocations(), 0);
     return 0;
@@ -85,18 +87,18 @@ static void run_op(const op *o, mstar_stream *stream, const mstar_tensor *x,
     case LAYER_NORM:
         weight = vector_of(&o->weight);
         bias = vector_of(&o->bias);
-        CHECK_OK(mstar_layer_norm(stream, x, residual, &weight, o->has_bias ? &bias : NULL, o->eps,
-                                  out));
+        CHECK_OK(
+            card_layer_norm(stream, x, residual, &weight, o->has_bias ? &bias : NULL, o->eps, out));
         break;
     case RMS_NORM:
         weight = vector_of(&o->weight);
-        CHECK_OK(mstar_rms_norm(stream, x, residual, &weight, o->eps, out));
+        CHECK_OK(card_rms_norm(stream, x, residual, &weight, o->eps, out));
         break;
     case NORMALIZE:
-        CHECK_OK(mstar_normalize(stream, x, out));
+        CHECK_OK(card_normalize(stream, x, out));
         break;
     case ACTIVATION:
-        CHECK_OK(mstar_activation_run(stream, o->activation, x, out));
+        CHECK_OK(card_activation_run(stream, o->activation, x, out));
         break;
     }
 }
@@ -127,7 +129,7 @@ static void norm_reference(const op *o, const check_rows *x, const check_rows *r
 {
     int64_t width = x->tensor.shape[1];
     double n = (double)width;
-    static double y[1000], y_error[1000];
+    static double y[MAX_WIDTH], y_error[MAX_WIDTH];
     double sum = 0.0, sum_abs = 0.0;
     for (int64_t i = 0; i < width; i++) {
         y[i] = (double)check_rows_get(x, row, i);
@@ -216,41 +218,43 @@ static void fill_kinds(check_rows *x, check_rng *rng)
     check_rows_freeze(x);
 }
 
+static void norm_case(const level *l, op_kind kind, int64_t width, int64_t rows, int combination,
+                      check_rng *rng)
+{
+    static double want[MAX_WIDTH], bound[MAX_WIDTH];
+    op o = make_op(kind, width, rng);
+    if (combination % 2 == 1)
+        o.eps = 1e-5;
+    int64_t gap = check_integer(rng, 0, 9);
+    check_rows x = check_rows_make(dtypes[combination % 3], rows, width, width + gap);
+    check_rows r = check_rows_make(dtypes[combination / 3 % 3], rows, width, width + 3);
+    check_rows out = check_rows_make(dtypes[combination / 9 % 3], rows, width, width + gap);
+    fill_kinds(&x, rng);
+    check_rows_fill(&r, rng, -1.0, 1.0);
+    bool with = kind != NORMALIZE && check_integer(rng, 0, 1) == 1;
+    run_op(&o, l->stream, &x.tensor, with ? &r.tensor : NULL, &out.tensor);
+    for (int64_t row = 0; row < rows; row++) {
+        norm_reference(&o, &x, with ? &r : NULL, row, want, bound);
+        check_row_near(l->isa, &out, row, want, bound);
+    }
+    check_rows_outside(&out, "out");
+    check_rows_unchanged(&x, "x");
+    check_rows_unchanged(&r, "residual");
+    check_rows_free(&x);
+    check_rows_free(&r);
+    check_rows_free(&out);
+    free_op(&o);
+}
+
 static void norms_are_near(void **state)
 {
     (void)state;
-    static double want[1000], bound[1000];
     check_rng rng = {1};
     int combination = 0;
     for (int l = 0; l < num_levels; l++) {
         for (int kind = LAYER_NORM; kind <= NORMALIZE; kind++) {
-            for (int w = 0; w < NUM_WIDTHS; w++) {
-                int64_t width = widths[w];
-                op o = make_op((op_kind)kind, width, &rng);
-                if (combination % 2 == 1)
-                    o.eps = 1e-5;
-                int64_t gap = check_integer(&rng, 0, 9);
-                check_rows x = check_rows_make(dtypes[combination % 3], 14, width, width + gap);
-                check_rows r = check_rows_make(dtypes[combination / 3 % 3], 14, width, width + 3);
-                check_rows out =
-                    check_rows_make(dtypes[combination / 9 % 3], 14, width, width + gap);
-                fill_kinds(&x, &rng);
-                check_rows_fill(&r, &rng, -1.0, 1.0);
-                bool with = kind != NORMALIZE && check_integer(&rng, 0, 1) == 1;
-                run_op(&o, levels[l].stream, &x.tensor, with ? &r.tensor : NULL, &out.tensor);
-                for (int64_t row = 0; row < 14; row++) {
-                    norm_reference(&o, &x, with ? &r : NULL, row, want, bound);
-                    check_row_near(levels[l].isa, &out, row, want, bound);
-                }
-                check_rows_outside(&out, "out");
-                check_rows_unchanged(&x, "x");
-                check_rows_unchanged(&r, "residual");
-                check_rows_free(&x);
-                check_rows_free(&r);
-                check_rows_free(&out);
-                free_op(&o);
-                combination++;
-            }
+            for (int w = 0; w < NUM_WIDTHS; w++)
+                norm_case(&levels[l], (op_kind)kind, widths[w], 14, combination++, &rng);
         }
     }
 }
@@ -394,6 +398,38 @@ static void rows_stand_alone(void **state)
     }
 }
 
+/* A GPU does these with teams of several warps, and the widest without keeping the row. */
+static void wide_rows(void **state)
+{
+    (void)state;
+    const int64_t wide[] = {1025, 1500, 4100, MAX_WIDTH};
+    check_rng rng = {11};
+    int combination = 0;
+    for (int l = 0; l < num_levels; l++) {
+        for (int w = 0; w < 4; w++) {
+            for (int kind = LAYER_NORM; kind <= ACTIVATION; kind++) {
+                if (kind != ACTIVATION)
+                    norm_case(&levels[l], (op_kind)kind, wide[w], 2, combination++, &rng);
+                op o = make_op((op_kind)kind, wide[w], &rng);
+                o.activation = MSTAR_ACTIVATION_SILU;
+                check_rows x = check_rows_make(MSTAR_DTYPE_F32, 3, wide[w], wide[w] + 3);
+                check_rows all = check_rows_make(MSTAR_DTYPE_F32, 3, wide[w], wide[w]);
+                check_rows one = check_rows_make(MSTAR_DTYPE_F32, 1, wide[w], wide[w]);
+                mstar_tensor last;
+                check_rows_fill(&x, &rng, -1.0, 1.0);
+                CHECK_OK(mstar_tensor_slice(&x.tensor, 0, 2, 1, &last));
+                run_op(&o, levels[l].stream, &x.tensor, NULL, &all.tensor);
+                run_op(&o, levels[l].alone, &last, NULL, &one.tensor);
+                same_row("a wide row", &one, 0, &all, 2);
+                check_rows_free(&x);
+                check_rows_free(&all);
+                check_rows_free(&one);
+                free_op(&o);
+            }
+        }
+    }
+}
+
 static void lengths_past_f32(void **state)
 {
     (void)state;
@@ -426,7 +462,7 @@ static void check_activations(const level *l, check_rows *x, check_rows *out)
 {
     for (int a = MSTAR_ACTIVATION_NONE; a <= MSTAR_ACTIVATION_SIGMOID; a++) {
         mstar_activation activation = (mstar_activation)a;
-        CHECK_OK(mstar_activation_run(l->stream, activation, &x->tensor, &out->tensor));
+        CHECK_OK(card_activation_run(l->stream, activation, &x->tensor, &out->tensor));
         for (int64_t row = 0; row < x->tensor.shape[0]; row++) {
             for (int64_t i = 0; i < x->tensor.shape[1]; i++) {
                 double v = (double)check_rows_get(x, row, i);
@@ -472,13 +508,15 @@ static void activations_over_all_floats(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(norms_are_near),
         cmocka_unit_test(rows_stand_alone),
+        cmocka_unit_test(wide_rows),
         cmocka_unit_test(lengths_past_f32),
         cmocka_unit_test(activations_over_all_floats),
     };
+    card_choose(argc, argv);
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

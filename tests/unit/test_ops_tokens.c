@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "support_check.h"
+#include "support_card.h"
 
 #define U 0x1p-24
 
@@ -24,7 +24,7 @@ typedef struct level {
 } level;
 
 static const char *const isas[CHECK_NUM_ISAS] = CHECK_ISAS;
-static level levels[CHECK_NUM_ISAS];
+static level levels[CHECK_NUM_ISAS + 1]; /* of processors, and the GPU */
 static int num_levels;
 static mstar_stream *stream;             /* for what is refused */
 static float memory[8000], before[8000]; /* and its tensors */
@@ -32,15 +32,18 @@ static float memory[8000], before[8000]; /* and its tensors */
 static int set_up(void **state)
 {
     (void)state;
-    for (int i = 0; i < CHECK_NUM_ISAS; i++) {
-        level l = {.isa = isas[i], .device = check_open(isas[i], 4)};
+    num_levels = 0;
+    for (int i = card_is_real() ? CHECK_NUM_ISAS : 0; i <= CHECK_NUM_ISAS; i++) {
+        bool cuda = i == CHECK_NUM_ISAS;
+        level l = {.isa = cuda ? "cuda" : isas[i],
+                   .device = cuda ? card_open() : check_open(isas[i], 4)};
         if (l.device == NULL)
             continue;
         CHECK_OK(mstar_stream_create(l.device, -1, &l.stream));
         CHECK_OK(mstar_stream_create(l.device, 1, &l.alone));
         levels[num_levels++] = l;
     }
-    stream = levels[num_levels - 1].stream;
+    stream = levels[0].stream; /* a processor's, unless a card was named */
     for (int i = 0; i < 8000; i++)
         memory[i] = (float)(i % 97) - 48.0f;
     memcpy(before, memory, sizeof memory);
@@ -53,7 +56,7 @@ static int tear_down(void **state)
     for (int i = 0; i < num_levels; i++) {
         mstar_stream_destroy(levels[i].stream);
         mstar_stream_destroy(levels[i].alone);
-        CHECK_OK(mstar_device_close(levels[i].device));
+        card_close(levels[i].device);
     }
     assert_int_equal(check_live_allocations(), 0);
     return 0;
@@ -96,7 +99,7 @@ static void rotary_case(const level *l, int64_t tokens, int64_t heads, int64_t d
     mstar_tensor x3, out3;
     CHECK_OK(mstar_tensor_split_dim(&x.tensor, 1, heads, dim, &x3));
     CHECK_OK(mstar_tensor_split_dim(&out.tensor, 1, heads, dim, &out3));
-    CHECK_OK(mstar_rotary(l->stream, &x3, positions, theta, rotary_dim, interleaved, &out3));
+    CHECK_OK(card_rotary(l->stream, &x3, positions, theta, rotary_dim, interleaved, &out3));
     check_rows_outside(&out, "out");
     check_rows_unchanged(&x, "x");
     int32_t half = rotary_dim / 2;
@@ -137,11 +140,11 @@ static void rotary_case(const level *l, int64_t tokens, int64_t heads, int64_t d
         mstar_tensor xt, outt;
         CHECK_OK(mstar_tensor_slice(&x3, 0, t, 1, &xt));
         CHECK_OK(mstar_tensor_slice(&again3, 0, t, 1, &outt));
-        CHECK_OK(mstar_rotary(l->alone, &xt, positions + t, theta, rotary_dim, interleaved, &outt));
+        CHECK_OK(card_rotary(l->alone, &xt, positions + t, theta, rotary_dim, interleaved, &outt));
         same_row("rotary", &again, t, &out, t);
     }
     if (x.tensor.dtype == out.tensor.dtype) {
-        CHECK_OK(mstar_rotary(l->stream, &x3, positions, theta, rotary_dim, interleaved, &x3));
+        CHECK_OK(card_rotary(l->stream, &x3, positions, theta, rotary_dim, interleaved, &x3));
         for (int64_t t = 0; t < tokens; t++)
             same_row("rotary in place", &x, t, &out, t);
         check_rows_outside(&x, "x");
@@ -197,8 +200,8 @@ static void embedding_sums_tables(void **state)
                     id_list[i] = ids[i];
                 }
                 check_rows out = check_rows_make(dtypes[w % 3], tokens, width, width + 2);
-                CHECK_OK(mstar_embedding(w % 2 ? levels[l].stream : levels[l].alone, table_list,
-                                         id_list, num_tables, &out.tensor));
+                CHECK_OK(card_embedding(w % 2 ? levels[l].stream : levels[l].alone, table_list,
+                                        id_list, num_tables, &out.tensor));
                 for (int64_t t = 0; t < tokens; t++) {
                     for (int64_t i = 0; i < width; i++) {
                         float sum = check_rows_get(&tables[0], ids[0][t], i);
@@ -291,8 +294,8 @@ static void pooling_of_all_modes(void **state)
                         check_rows_set(&x, row, i, (double)NAN);
                 }
                 check_rows_freeze(&x);
-                CHECK_OK(mstar_pooling_run(levels[l].stream, pooling, &x.tensor, cu, 8,
-                                           skipping ? skip : NULL, &out.tensor));
+                CHECK_OK(card_pooling_run(levels[l].stream, pooling, &x.tensor, cu, 8,
+                                          skipping ? skip : NULL, &out.tensor));
                 check_rows_outside(&out, "out");
                 check_rows_unchanged(&x, "x");
                 for (int64_t s = 0; s < 8; s++) {
@@ -312,8 +315,8 @@ static void pooling_of_all_modes(void **state)
                     mstar_tensor xs;
                     CHECK_OK(mstar_tensor_slice(&x.tensor, 0, cu[s], lengths[s], &xs));
                     check_rows alone = check_rows_make(out.tensor.dtype, 1, width, width);
-                    CHECK_OK(mstar_pooling_run(levels[l].alone, pooling, &xs, own, 1,
-                                               skipping ? skip + s : NULL, &alone.tensor));
+                    CHECK_OK(card_pooling_run(levels[l].alone, pooling, &xs, own, 1,
+                                              skipping ? skip + s : NULL, &alone.tensor));
                     same_row("pooling", &alone, 0, &out, s);
                     check_rows_free(&alone);
                 }
@@ -340,8 +343,8 @@ static void pooling_of_odd_numbers(void **state)
                 check_rows_set(&x, 7, i, -(double)INFINITY);
                 check_rows_set(&x, 8, i, -(double)INFINITY);
             }
-            CHECK_OK(mstar_pooling_run(levels[l].stream, (mstar_pooling)mode, &x.tensor, cu, 3,
-                                       NULL, &out.tensor));
+            CHECK_OK(card_pooling_run(levels[l].stream, (mstar_pooling)mode, &x.tensor, cu, 3, NULL,
+                                      &out.tensor));
             for (int64_t i = 0; i < 19; i++) {
                 bool sees = mode == MSTAR_POOLING_CLS ? i % 3 == 0
                                                       : mode != MSTAR_POOLING_LAST || i % 3 == 2;
@@ -496,13 +499,23 @@ static void pooling_arguments(void **state)
     memcpy(memory, before, sizeof memory);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rotary_turns_pairs),   cmocka_unit_test(embedding_sums_tables),
-        cmocka_unit_test(pooling_of_all_modes), cmocka_unit_test(pooling_of_odd_numbers),
-        cmocka_unit_test(rotary_arguments),     cmocka_unit_test(embedding_arguments),
+        cmocka_unit_test(rotary_turns_pairs),
+        cmocka_unit_test(embedding_sums_tables),
+        cmocka_unit_test(pooling_of_all_modes),
+        cmocka_unit_test(pooling_of_odd_numbers),
+    };
+    const struct CMUnitTest refusals[] = {
+        /* of tensors in host memory */
+        cmocka_unit_test(rotary_arguments),
+        cmocka_unit_test(embedding_arguments),
         cmocka_unit_test(pooling_arguments),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    card_choose(argc, argv);
+    int failed = cmocka_run_group_tests(tests, set_up, tear_down);
+    if (!card_is_real())
+        failed += cmocka_run_group_tests(refusals, set_up, tear_down);
+    return failed;
 }

@@ -1,0 +1,470 @@
+/*
+ * row_kernels.cu - norms, activations, embedding, pooling, normalise and rotary: the kernels of the
+ * row operations.
+ *
+ * Written in what C and CUDA have in common: nvcc compiles it for cards, and the tests compile it
+ * for the host over an emulation of threads, shuffles and barriers. For that a kernel stores its
+ * results after its last barrier and writes each word of shared memory once.
+ *
+ * A team of threads does a row: one warp, or a block of its own for a wide row. Sums run thread by
+ * thread over groups of four elements, then over lanes as a tree, then over warps in order. All
+ * arithmetic is f32 with single roundings (the build turns contraction off), results are rounded
+ * once, and neither the number of rows nor strides and alignment change a bit.
+ */
+#include "cuda/row_args.h"
+
+#if defined(__CUDACC__)
+#define MST_DEVICE static __device__ __forceinline__
+#define MST_ROW_KERNEL(name, threads)                     \
+    extern "C" __global__ void __launch_bounds__(threads) \
+        name(const __grid_constant__ mst_cuda_row_args args)
+
+#define MST_UNROLL _Pragma("unroll")
+
+MST_DEVICE float bits_to_float(uint32_t bits)
+{
+    return __uint_as_float(bits);
+}
+MST_DEVICE float from_bf16(uint16_t x)
+{
+    return __uint_as_float((uint32_t)x << 16);
+}
+MST_DEVICE float from_f16(uint16_t x)
+{
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+MST_DEVICE uint16_t to_bf16(float x)
+{
+    uint16_t y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+MST_DEVICE uint16_t to_f16(float x)
+{
+    uint16_t y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+#endif
+
+#include "cuda/row_math.h"
+
+typedef mst_cuda_row_args row_args;
+
+/* Four elements that lie together and aligned. */
+typedef struct __attribute__((aligned(16))) four_floats {
+    float at[4];
+} four_floats;
+typedef struct __attribute__((aligned(8))) four_halves {
+    uint16_t at[4];
+} four_halves;
+
+MST_DEVICE int64_t min_i64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- elements -------------------------------------------------------------------------------- */
+
+MST_DEVICE float get(const mst_cuda_rows *r, int64_t at)
+{
+    if (r->dtype == MST_CUDA_F32)
+        return ((const float *)r->data)[at];
+    uint16_t half = ((const uint16_t *)r->data)[at];
+    return r->dtype == MST_CUDA_BF16 ? from_bf16(half) : from_f16(half);
+}
+
+MST_DEVICE void put(const mst_cuda_rows *r, int64_t at, float y)
+{
+    if (r->dtype == MST_CUDA_F32)
+        ((float *)r->data)[at] = y;
+    else
+        ((uint16_t *)r->data)[at] = r->dtype == MST_CUDA_BF16 ? to_bf16(y) : to_f16(y);
+}
+
+/* Elements i to i + 3 of a row; those past the width are 0. */
+MST_DEVICE void get4(const mst_cuda_rows *r, int64_t row, int64_t i, int64_t width, float y[4])
+{
+    int64_t at = row * r->row_stride + i;
+    if (!r->vector || i + 4 > width) {
+        for (int j = 0; j < 4; j++)
+            y[j] = i + j < width ? get(r, at + j) : 0.0f;
+    } else if (r->dtype == MST_CUDA_F32) {
+        four_floats all = *(const four_floats *)((const float *)r->data + at);
+        for (int j = 0; j < 4; j++)
+            y[j] = all.at[j];
+    } else {
+        four_halves all = *(const four_halves *)((const uint16_t *)r->data + at);
+        for (int j = 0; j < 4; j++)
+            y[j] = r->dtype == MST_CUDA_BF16 ? from_bf16(all.at[j]) : from_f16(all.at[j]);
+    }
+}
+
+MST_DEVICE void put4(const mst_cuda_rows *r, int64_t row, int64_t i, int64_t width,
+                     const float y[4])
+{
+    int64_t at = row * r->row_stride + i;
+    if (!r->vector || i + 4 > width) {
+        for (int j = 0; j < 4 && i + j < width; j++)
+            put(r, at + j, y[j]);
+    } else if (r->dtype == MST_CUDA_F32) {
+        four_floats all;
+        for (int j = 0; j < 4; j++)
+            all.at[j] = y[j];
+        *(four_floats *)((float *)r->data + at) = all;
+    } else {
+        four_halves all;
+        for (int j = 0; j < 4; j++)
+            all.at[j] = r->dtype == MST_CUDA_BF16 ? to_bf16(y[j]) : to_f16(y[j]);
+        *(four_halves *)((uint16_t *)r->data + at) = all;
+    }
+}
+
+/* x + residual. */
+MST_DEVICE void get4_sum(const row_args *a, int64_t row, int64_t i, float y[4])
+{
+    float r[4];
+    get4(&a->x, row, i, a->width, y);
+    if (a->residual.data == 0)
+        return;
+    get4(&a->residual, row, i, a->width, r);
+    for (int j = 0; j < 4; j++)
+        y[j] = y[j] + r[j];
+}
+
+/* ---- teams ----------------------------------------------------------------------------------- */
+
+/* The row of this thread's team; -1: none. A whole warp has one answer. */
+MST_DEVICE int64_t team_row(const row_args *a)
+{
+    int64_t row = (int64_t)blockIdx.x * (int)(blockDim.x / (unsigned)a->team) +
+                  (int)(threadIdx.x / (unsigned)a->team);
+    int64_t rows = a->live == 0 ? a->num_rows : min_i64(*a->live, a->num_rows);
+    return row < rows ? row : -1;
+}
+
+MST_DEVICE int64_t lane_of(const row_args *a)
+{
+    return (int64_t)(threadIdx.x % (unsigned)a->team);
+}
+
+/* The team's sum, the same bits in every thread. parts: a word a warp, of nobody else. */
+MST_DEVICE float team_sum(const row_args *a, float y, float *parts)
+{
+    for (int i = 16; i > 0; i /= 2)
+        y = y + __shfl_xor_sync(0xffffffffu, y, i);
+    if (a->team == 32)
+        return y;
+    if (threadIdx.x % 32 == 0)
+        parts[threadIdx.x / 32] = y;
+    __syncthreads();
+    float sum = parts[0];
+    for (int i = 1; i < a->team / 32; i++)
+        sum = sum + parts[i];
+    return sum;
+}
+
+MST_DEVICE double team_sum_f64(const row_args *a, double y, double *parts)
+{
+    for (int i = 16; i > 0; i /= 2)
+        y = y + __shfl_xor_sync(0xffffffffu, y, i);
+    if (a->team == 32)
+        return y;
+    if (threadIdx.x % 32 == 0)
+        parts[threadIdx.x / 32] = y;
+    __syncthreads();
+    double sum = parts[0];
+    for (int i = 1; i < a->team / 32; i++)
+        sum = sum + parts[i];
+    return sum;
+}
+
+/* ---- norms ----------------------------------------------------------------------------------- */
+
+/* Group c of this thread: kept where the row fits what the team keeps, else read again. */
+MST_DEVICE void group(const row_args *a, const bool kept, float all[MST_CUDA_KEPT][4], int64_t row,
+                      int64_t i, int c, float y[4])
+{
+    if (!kept) {
+        get4_sum(a, row, i, y);
+        return;
+    }
+    for (int j = 0; j < 4; j++)
+        y[j] = all[c][j];
+}
+
+/* Mean, mean of the centred squares, result; rms: without the first. */
+MST_DEVICE void norm_row(const row_args *a, const bool rms, const bool kept, int64_t row,
+                         float *parts)
+{
+    const int64_t first = 4 * lane_of(a), step = 4 * (int64_t)a->team, width = a->width;
+    const int groups = kept ? MST_CUDA_KEPT : (int)((width + step - 1) / step);
+    float all[MST_CUDA_KEPT][4], y[4];
+    float mean = 0.0f, sum = 0.0f, squares = 0.0f;
+    MST_UNROLL
+    for (int c = 0; c < groups; c++) {
+        int64_t i = first + c * step;
+        if (i >= width)
+            break;
+        get4_sum(a, row, i, y);
+        for (int j = 0; j < 4 && kept; j++)
+            all[c][j] = y[j];
+        sum = sum + ((y[0] + y[1]) + (y[2] + y[3]));
+    }
+    if (!rms)
+        mean = team_sum(a, sum, parts) / (float)width;
+    MST_UNROLL
+    for (int c = 0; c < groups; c++) {
+        int64_t i = first + c * step;
+        if (i >= width)
+            break;
+        group(a, kept, all, row, i, c, y);
+        for (int j = 0; j < 4; j++) {
+            float d = i + j < width ? y[j] - mean : 0.0f;
+            squares = fmaf(d, d, squares);
+        }
+    }
+    squares = team_sum(a, squares, parts + MST_CUDA_MAX_TEAM / 32);
+    float scale = 1.0f / sqrtf(squares / (float)width + a->eps);
+    MST_UNROLL
+    for (int c = 0; c < groups; c++) {
+        int64_t i = first + c * step;
+        if (i >= width)
+            break;
+        group(a, kept, all, row, i, c, y);
+        for (int j = 0; j < 4; j++) {
+            if (i + j >= width)
+                break;
+            float d = (y[j] - mean) * scale;
+            y[j] = rms ? d * a->weight[i + j]
+                       : fmaf(d, a->weight[i + j], a->bias == 0 ? 0.0f : a->bias[i + j]);
+        }
+        put4(&a->out, row, i, width, y);
+    }
+}
+
+MST_DEVICE void norm(const row_args *a, const bool rms, float *parts)
+{
+    int64_t row = team_row(a);
+    if (row < 0)
+        return;
+    if (a->width <= 4 * (int64_t)MST_CUDA_KEPT * a->team)
+        norm_row(a, rms, true, row, parts);
+    else
+        norm_row(a, rms, false, row, parts);
+}
+
+MST_ROW_KERNEL(mst_layer_norm_sm80, MST_CUDA_MAX_TEAM)
+{
+    __shared__ float parts[2 * MST_CUDA_MAX_TEAM / 32];
+    norm(&args, false, parts);
+}
+
+MST_ROW_KERNEL(mst_rms_norm_sm80, MST_CUDA_MAX_TEAM)
+{
+    __shared__ float parts[2 * MST_CUDA_MAX_TEAM / 32];
+    norm(&args, true, parts);
+}
+
+/* ---- rows of length 1 ------------------------------------------------------------------------ */
+
+/* The sum of squares is redone in f64 where f32 would overflow or vanish. */
+MST_DEVICE double length_of(const row_args *a, int64_t row, float *parts, double *wide_parts)
+{
+    const int64_t first = 4 * lane_of(a), step = 4 * (int64_t)a->team;
+    float squares = 0.0f, y[4];
+    for (int64_t i = first; i < a->width; i += step) {
+        get4(&a->x, row, i, a->width, y);
+        for (int j = 0; j < 4; j++)
+            squares = fmaf(y[j], y[j], squares);
+    }
+    squares = team_sum(a, squares, parts);
+    if (squares > 1e-30f && squares < 1e37f)
+        return (double)sqrtf(squares);
+    double wide = 0.0;
+    for (int64_t i = first; i < a->width; i += step) {
+        get4(&a->x, row, i, a->width, y);
+        for (int j = 0; j < 4; j++)
+            wide = wide + (double)y[j] * (double)y[j];
+    }
+    return sqrt(team_sum_f64(a, wide, wide_parts));
+}
+
+/* A length past the range of f32 is divided out of a row made smaller by a power of two. */
+MST_ROW_KERNEL(mst_normalize_sm80, MST_CUDA_MAX_TEAM)
+{
+    __shared__ float parts[MST_CUDA_MAX_TEAM / 32];
+    __shared__ double wide_parts[MST_CUDA_MAX_TEAM / 32];
+    const row_args *a = &args;
+    int64_t row = team_row(a);
+    if (row < 0)
+        return;
+    double length = length_of(a, row, parts, wide_parts);
+    float factor = length < 0x1p127 ? 1.0f : 0x1p-64f;
+    /* NaN is kept: the comparison is false for it */
+    float divisor = (float)(length < 1e-12 ? 1e-12 : length * (double)factor);
+    float y[4];
+    for (int64_t i = 4 * lane_of(a); i < a->width; i += 4 * (int64_t)a->team) {
+        get4(&a->x, row, i, a->width, y);
+        for (int j = 0; j < 4; j++)
+            y[j] = y[j] * factor / divisor;
+        put4(&a->out, row, i, a->width, y);
+    }
+}
+
+/* ---- element by element ---------------------------------------------------------------------- */
+
+/* activation(x + bias) + residual: an operation, a conversion, and what is left of a product. */
+MST_ROW_KERNEL(mst_activation_sm80, MST_CUDA_MAX_TEAM)
+{
+    const row_args *a = &args;
+    int64_t row = team_row(a);
+    if (row < 0)
+        return;
+    float y[4], r[4];
+    for (int64_t i = 4 * lane_of(a); i < a->width; i += 4 * (int64_t)a->team) {
+        get4(&a->x, row, i, a->width, y);
+        for (int j = 0; j < 4; j++) {
+            if (a->bias != 0 && i + j < a->width)
+                y[j] = y[j] + a->bias[i + j];
+            y[j] = activate(a->activation, y[j]);
+        }
+        if (a->residual.data != 0) {
+            get4(&a->residual, row, i, a->width, r);
+            for (int j = 0; j < 4; j++)
+                y[j] = y[j] + r[j];
+        }
+        put4(&a->out, row, i, a->width, y);
+    }
+}
+
+/* ---- embedding ------------------------------------------------------------------------------- */
+
+/* Rows of the tables, summed in order. The host has checked the ids. */
+MST_ROW_KERNEL(mst_embedding_sm80, MST_CUDA_MAX_TEAM)
+{
+    const row_args *a = &args;
+    int64_t row = team_row(a);
+    if (row < 0)
+        return;
+    float y[4], more[4];
+    for (int64_t i = 4 * lane_of(a); i < a->width; i += 4 * (int64_t)a->team) {
+        get4(&a->tables[0], a->ids[0][row], i, a->width, y);
+        for (int t = 1; t < a->num_tables; t++) {
+            get4(&a->tables[t], a->ids[t][row], i, a->width, more);
+            for (int j = 0; j < 4; j++)
+                y[j] = y[j] + more[j];
+        }
+        put4(&a->out, row, i, a->width, y);
+    }
+}
+
+/* ---- pooling --------------------------------------------------------------------------------- */
+
+enum { POOL_CLS, POOL_MAX, POOL_MEAN, POOL_SQRT, POOL_WEIGHTED, POOL_LAST };
+
+MST_DEVICE float larger(float y, float v) /* a NaN on either side stays */
+{
+    return v <= y ? y : y < v ? v : y + v;
+}
+
+/* Rows begin + share, begin + share + 8, ... of four columns, in order. */
+MST_DEVICE void pool_share(const row_args *a, int64_t begin, int64_t end, int64_t share,
+                           int64_t skipped, int64_t i, float y[4])
+{
+    float v[4];
+    for (int64_t r = begin + share; r < end; r += MST_CUDA_POOL_SHARES) {
+        float weight = a->pooling == POOL_WEIGHTED ? (float)(skipped + r - begin + 1) : 1.0f;
+        bool is_first = r == begin + share;
+        get4(&a->x, r, i, a->width, v);
+        for (int j = 0; j < 4; j++) {
+            if (is_first)
+                y[j] = v[j] * weight;
+            else if (a->pooling == POOL_MAX)
+                y[j] = larger(y[j], v[j]);
+            else
+                y[j] = a->pooling == POOL_WEIGHTED ? fmaf(v[j], weight, y[j]) : y[j] + v[j];
+        }
+    }
+}
+
+MST_DEVICE double pool_divisor(int pooling, int64_t rows, int64_t skipped)
+{
+    if (pooling == POOL_MEAN)
+        return (double)rows;
+    if (pooling == POOL_SQRT)
+        return sqrt((double)rows);
+    if (pooling == POOL_WEIGHTED)
+        return (double)rows * (2.0 * (double)skipped + (double)rows + 1.0) / 2.0;
+    return 1.0;
+}
+
+/* A block does 128 columns of a segment: 8 shares of its tokens, then the shares in order. */
+MST_ROW_KERNEL(mst_pooling_sm80, MST_CUDA_POOL_THREADS)
+{
+    __shared__ float shares[MST_CUDA_POOL_SHARES][MST_CUDA_POOL_LANES][4];
+    const row_args *a = &args;
+    int64_t segment = (int64_t)blockIdx.x;
+    if (segment >= (a->live == 0 ? a->num_rows : min_i64(*a->live, a->num_rows)))
+        return;
+    int lane = (int)threadIdx.x % MST_CUDA_POOL_LANES;
+    int share = (int)threadIdx.x / MST_CUDA_POOL_LANES;
+    int64_t i = ((int64_t)blockIdx.y * MST_CUDA_POOL_LANES + lane) * 4;
+    int64_t begin = a->offsets[segment], end = a->offsets[segment + 1];
+    int64_t skipped = a->skip == 0 ? 0 : min_i64(a->skip[segment], end - begin);
+    begin += skipped;
+    if (a->pooling == POOL_CLS)
+        end = min_i64(end, begin + 1);
+    else if (a->pooling == POOL_LAST && end > begin)
+        begin = end - 1;
+    float y[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    pool_share(a, begin, i < a->width ? end : begin, share, skipped, i, y);
+    for (int j = 0; j < 4; j++)
+        shares[share][lane][j] = y[j];
+    __syncthreads();
+    if (share != 0 || i >= a->width)
+        return;
+    int64_t rows = end - begin;
+    float divisor = (float)pool_divisor(a->pooling, rows, skipped);
+    for (int j = 0; j < 4; j++) {
+        for (int s = 1; s < MST_CUDA_POOL_SHARES && s < rows; s++)
+            y[j] = a->pooling == POOL_MAX ? larger(y[j], shares[s][lane][j])
+                                          : y[j] + shares[s][lane][j];
+        if (rows > 0 && divisor != 1.0f)
+            y[j] = y[j] / divisor;
+    }
+    put4(&a->out, segment, i, a->width, y);
+}
+
+/* ---- rotary ---------------------------------------------------------------------------------- */
+
+/* Angles in f64, the turn in f32. */
+MST_ROW_KERNEL(mst_rotary_sm80, MST_CUDA_MAX_TEAM)
+{
+    const row_args *a = &args;
+    int64_t row = team_row(a);
+    if (row < 0)
+        return;
+    int half = a->rotary_dim / 2;
+    for (int64_t i = lane_of(a); i < half; i += a->team) {
+        double angle = (double)a->positions[row] * a->frequencies[i];
+        float c = (float)cos(angle), s = (float)sin(angle);
+        int64_t first = a->interleaved ? 2 * i : i;
+        int64_t second = a->interleaved ? 2 * i + 1 : i + half;
+        for (int h = 0; h < a->num_heads; h++) {
+            int64_t from = row * a->x.row_stride + h * a->x_head_stride;
+            int64_t to = row * a->out.row_stride + h * a->out_head_stride;
+            float u = get(&a->x, from + first), v = get(&a->x, from + second);
+            put(&a->out, to + first, u * c - v * s);
+            put(&a->out, to + second, v * c + u * s);
+        }
+    }
+    int rest = a->head_dim - a->rotary_dim;
+    for (int64_t i = lane_of(a); i < (int64_t)rest * a->num_heads; i += a->team) {
+        int64_t h = i / rest, d = a->rotary_dim + i % rest;
+        put(&a->out, row * a->out.row_stride + h * a->out_head_stride + d,
+            get(&a->x, row * a->x.row_stride + h * a->x_head_stride + d));
+    }
+}

@@ -1,0 +1,79 @@
+/*
+ * mock_simt.h - threads, warps and blocks of a GPU in plain C: the source of the row kernels runs
+ * on it, block by block.
+ *
+ * A thread runs until it meets a shuffle or a barrier whose outcome is not there yet; then the
+ * next one runs. When all that take part have met it, each thread is run again from its start, and
+ * gets the outcomes that there are until it meets the next one. No stacks are switched, so that
+ * sanitizers and emulators see plain calls. What this asks of a kernel: results are stored after
+ * its last shuffle or barrier, and a word of shared memory is written once.
+ *
+ * What it finds: a lane that is missing at a shuffle, a thread at a barrier, threads that wait for
+ * one another; and a barrier that is missing, since shared memory begins as NaN and threads run in
+ * turns from first to last and from last to first.
+ */
+#ifndef MOCK_SIMT_H
+#define MOCK_SIMT_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "cuda/row_args.h"
+
+typedef struct simt_index {
+    unsigned x, y, z;
+} simt_index;
+extern simt_index simt_thread, simt_block, simt_block_size;
+
+typedef void simt_kernel(const mst_cuda_row_args args);
+/* Runs every block of the grid. NULL, or what is wrong; static. */
+const char *simt_launch(simt_kernel *kernel, const mst_cuda_row_args *args, unsigned grid_x,
+                        unsigned grid_y, unsigned threads);
+/* mock_row_kernels.c: by symbol; NULL: no such kernel. */
+simt_kernel *simt_kernel_find(const char *symbol);
+
+float simt_shuffle_f32(unsigned mask, float value, int lane);
+double simt_shuffle_f64(unsigned mask, double value, int lane);
+void simt_barrier(void);
+
+/* ---- what kernels call these things ---------------------------------------------------------- */
+
+#define threadIdx simt_thread
+#define blockIdx simt_block
+#define blockDim simt_block_size
+#define __shared__ static __attribute__((section("mock_shared")))
+#define __syncthreads simt_barrier
+#define __shfl_xor_sync(mask, value, lane) \
+    _Generic((value), double : simt_shuffle_f64, default : simt_shuffle_f32)(mask, value, lane)
+
+#define MST_DEVICE static inline
+#define MST_UNROLL
+#define MST_ROW_KERNEL(name, threads) static void name(const mst_cuda_row_args args)
+
+static inline float bits_to_float(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+static inline float from_bf16(uint16_t x)
+{
+    return mst_bf16_to_f32(x);
+}
+static inline float from_f16(uint16_t x)
+{
+    return mst_f16_to_f32(x);
+}
+static inline uint16_t to_bf16(float x)
+{
+    return mst_f32_to_bf16(x);
+}
+static inline uint16_t to_f16(float x)
+{
+    return mst_f32_to_f16(x);
+}
+
+#endif

@@ -1,0 +1,44 @@
+/*
+ * support_card.h - the CUDA backend as one more level of the tests of operations: over the mock
+ * driver, or on a card that the command line names ("cuda:0"), then alone.
+ *
+ * Operands of these tests lie in check_rows. Each operation under the names below lends them to the
+ * stream's device for its length: whole blocks, with their poison, go there and come back. On a CPU
+ * stream nothing is copied and the operation gets the tensors themselves.
+ */
+#ifndef SUPPORT_CARD_H
+#define SUPPORT_CARD_H
+
+#include "support_check.h"
+
+/* From main's arguments: the card, or the mock without any. */
+void card_choose(int argc, char **argv);
+/* Whether a card was named: other levels are then left out. */
+bool card_is_real(void);
+/* Opens it; the name for messages is "cuda". */
+mstar_device *card_open(void);
+/* Closes a device of either kind; of the mock's, sees that nothing is left. */
+void card_close(mstar_device *device);
+
+mstar_status card_layer_norm(mstar_stream *stream, const mstar_tensor *x,
+                             const mstar_tensor *residual, const mstar_tensor *weight,
+                             const mstar_tensor *bias, double eps, const mstar_tensor *out);
+mstar_status card_rms_norm(mstar_stream *stream, const mstar_tensor *x,
+                           const mstar_tensor *residual, const mstar_tensor *weight, double eps,
+                           const mstar_tensor *out);
+mstar_status card_normalize(mstar_stream *stream, const mstar_tensor *x, const mstar_tensor *out);
+mstar_status card_activation_run(mstar_stream *stream, mstar_activation activation,
+                                 const mstar_tensor *x, const mstar_tensor *out);
+mstar_status card_rotary(mstar_stream *stream, const mstar_tensor *x, const int32_t *positions,
+                         double theta, int32_t rotary_dim, int interleaved,
+                         const mstar_tensor *out);
+mstar_status card_embedding(mstar_stream *stream, const mstar_tensor *const *tables,
+                            const int32_t *const *ids, int32_t num_tables, const mstar_tensor *out);
+mstar_status card_pooling_run(mstar_stream *stream, mstar_pooling pooling, const mstar_tensor *x,
+                              const int32_t *cu_seqlens, int64_t num_segments, const int32_t *skip,
+                              const mstar_tensor *out);
+mstar_status card_linear_run(const mstar_linear *linear, mstar_stream *stream,
+                             const mstar_tensor *x, const mstar_tensor *residual,
+                             const mstar_tensor *out);
+
+#endif

@@ -55,7 +55,7 @@
 typedef struct attn_scratch {
     float *qt;                      /* [D][TILE_ROWS] */
     float *k;                       /* [MAX_BLOCK][stride] */
-    float *v;                       /* [MAX_BLOCK][stride] */
+    float *v;                       /* [MAX_BLOCK][stride]; k's place, but for tiles */
     float *s;                       /* [MAX_BLOCK][TILE_ROWS], scores and then weights */
     float *p;                       /* [TILE_ROWS][WEIGHTS_STRIDE], weights by rows; for tiles */
     float *o;                       /* [TILE_ROWS][stride] */
@@ -76,7 +76,7 @@ static void lay_out(mst_arena *arena, const mst_attn_shape *shape, attn_scratch 
     int64_t depth = mst_round_up(shape->head_dim, 16);
     scratch->qt = mst_arena_take(arena, depth * TILE_ROWS, sizeof(float));
     scratch->k = mst_arena_take(arena, MAX_BLOCK * stride, sizeof(float));
-    scratch->v = mst_arena_take(arena, MAX_BLOCK * stride, sizeof(float));
+    scratch->v = AMX_TILES ? mst_arena_take(arena, MAX_BLOCK * stride, sizeof(float)) : scratch->k;
     scratch->s = mst_arena_take(arena, MAX_BLOCK * TILE_ROWS, sizeof(float));
     scratch->p = mst_arena_take(arena, AMX_TILES * TILE_ROWS * WEIGHTS_STRIDE, sizeof(float));
     scratch->o = mst_arena_take(arena, TILE_ROWS * stride, sizeof(float));
@@ -280,20 +280,22 @@ static int64_t row_of_values(const attn_tile *t, int64_t first)
 #define SET_BYTES 4096
 
 /*
- * Few rows read keys and values once or twice, so that a copy would not pay: f32 is read where it
- * lies. Values are read in whole vectors. The order of sums is the same.
+ * f32 is read where it lies: the second cache gives a block's rows faster than a copy is written
+ * beside all else that the first one holds. Rows of one set push each other out, so that they are
+ * copied where they are read more than twice. Values are read in whole vectors. The order of sums
+ * is the same.
  */
 static bool keys_serve_in_place(const attn_tile *t)
 {
     const mst_attn_call *call = t->call;
-    return call->shape->dtype == MSTAR_DTYPE_F32 && t->lanes <= 2 * VF_LANES &&
+    return call->shape->dtype == MSTAR_DTYPE_F32 &&
            call->k_row_stride * (int64_t)sizeof(float) % SET_BYTES != 0;
 }
 static bool values_serve_in_place(const attn_tile *t)
 {
     const mst_attn_call *call = t->call;
-    return call->shape->dtype == MSTAR_DTYPE_F32 && t->rows <= 2 * VF_ROWS &&
-           call->shape->head_dim % VF_LANES == 0;
+    return call->shape->dtype == MSTAR_DTYPE_F32 && call->shape->head_dim % VF_LANES == 0 &&
+           (t->rows <= 2 * VF_ROWS || call->v_row_stride * (int64_t)sizeof(float) % SET_BYTES != 0);
 }
 
 /* n keys from first on: f32 in whole vectors, or bf16 pairs along D; zeros past D. */

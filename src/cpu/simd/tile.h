@@ -160,7 +160,10 @@ static inline int mst_tile_rows(int64_t left)
     return VF_ROWS;
 }
 
-/* c[rows][columns] (+)= a b; columns a multiple of VF_LANES. */
+/*
+ * c[rows][columns] (+)= a b; columns a multiple of VF_LANES. What is read from afar stays near for
+ * the tiles that share it: rows of a for all columns, or columns of b for all rows.
+ */
 static MST_UNUSED void mst_tile_all(mst_tile_args whole, int order, int64_t rows, int64_t columns)
 {
     static void (*const tiles[])(const mst_tile_args *, int, int) = {
@@ -169,17 +172,24 @@ static MST_UNUSED void mst_tile_all(mst_tile_args whole, int order, int64_t rows
         [MST_TILE_ROWS | MST_TILE_PAIRS] = mst_pair_tile_by_rows,
         [MST_TILE_COLUMNS | MST_TILE_PAIRS] = mst_pair_tile_by_columns,
     };
-    int64_t row_step = order & MST_TILE_COLUMNS ? 1 : whole.a_stride;
-    for (int64_t j = 0; j < columns; j += 2 * VF_LANES) {
+    bool by_columns = order & MST_TILE_COLUMNS;
+    int64_t row_step = by_columns ? 1 : whole.a_stride;
+    for (int64_t r = 0, j = 0; r < rows && j < columns;) {
+        int height = mst_tile_rows(rows - r);
         int vectors = columns - j >= 2 * VF_LANES ? 2 : 1;
-        for (int64_t r = 0; r < rows;) {
-            int height = mst_tile_rows(rows - r);
-            mst_tile_args t = whole;
-            t.a += r * row_step;
-            t.b += j;
-            t.c += r * whole.c_stride + j;
-            tiles[order](&t, height, vectors);
-            r += height;
+        mst_tile_args t = whole;
+        t.a += r * row_step;
+        t.b += j;
+        t.c += r * whole.c_stride + j;
+        tiles[order](&t, height, vectors);
+        int64_t next_r = r + height;
+        int64_t next_j = j + 2 * VF_LANES;
+        if (by_columns) {
+            r = next_r < rows ? next_r : 0;
+            j = next_r < rows ? j : next_j;
+        } else {
+            j = next_j < columns ? next_j : 0;
+            r = next_j < columns ? r : next_r;
         }
     }
 }

@@ -2,13 +2,14 @@
 # is done that could not be done by hand.
 #
 # JOBS    processes at once (default: the cores)      PREFIX  where `make install` puts things
-# SECONDS of `make fuzz`, in all                      LAYOUTS, TEXTS of `make soak`
+# SECONDS of `make fuzz`, in all                      LAYOUTS, PAIRS, TEXTS of `make soak`
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 MODEL ?= build/models/all-MiniLM-L6-v2
 SAMPLES ?= examples/data/samples.txt
 SECONDS ?= 60
 LAYOUTS ?= 100000
+PAIRS ?= 100000
 TEXTS ?= 100000
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -72,10 +73,11 @@ fuzz: deps-check ## run the fuzz targets for SECONDS in all (60)
 	@cmake --build --preset fuzz -j $(JOBS) --target fuzz_targets
 	@tests/fuzz/run_fuzz.py --seconds $(SECONDS)
 
-soak: deps-check model ## random LAYOUTS and mixed TEXTS (100000 each): no bit differs, memory flat
+soak: deps-check model ## random LAYOUTS, graphs (PAIRS) and mixed TEXTS (100000 each): no bit differs, memory flat
 	@cmake --preset release -DMSTAR_TESTS=ON >/dev/null
-	@cmake --build --preset release -j $(JOBS) --target soak_attention soak_texts
+	@cmake --build --preset release -j $(JOBS) --target soak_attention soak_graphs soak_texts
 	@build/release/soak/soak_attention $(LAYOUTS)
+	@build/release/soak/soak_graphs $(PAIRS)
 	@build/release/soak/soak_texts build/models/all-MiniLM-L6-v2 $(TEXTS)
 
 # Up to AVX2, which valgrind can run; the other levels are the same bodies. Left out: tests that take
@@ -118,7 +120,7 @@ aarch64: deps-check ## cross build and most of its tests under qemu-user
 	@cmake --preset aarch64 >/dev/null
 	@cmake --build --preset aarch64 -j $(JOBS)
 	@ctest --preset aarch64 -j $(JOBS) --no-tests=error \
-		-E 'test_(parallel|attention|attention_bits|attention_graph|attention_poison|ops_linear|ops_linear_bits|faults_.*|graph_runner|replay_pools|cuda_attention)$$|^soak.texts'
+		-E 'test_(parallel|attention|attention_bits|attention_graph|attention_poison|ops_linear|ops_linear_bits|faults_.*|graph_runner|replay_pools|cuda_attention)$$|^soak.(graphs|texts)'
 
 layers: ## check the layer order and the rules of the tree
 	@python3 tools/check_layers.py

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "graph/region.h"
+
 static mstar_status ask(mstar_tensors *list, const char *name, int64_t rows, int64_t width)
 {
     mstar_tensor tensor = mstar_tensor_make(NULL, MSTAR_DTYPE_F32, 2, (int64_t[]){rows, width});
@@ -167,4 +169,116 @@ mstar_region_runner_info region_bench_query(const region_bench *b)
     mstar_region_runner_info info = {.struct_size = sizeof info};
     CHECK_OK(mstar_region_runner_query(b->runner, &info));
     return info;
+}
+
+/* ---- eager twin ------------------------------------------------------------------------------ */
+
+/* The layer over rows that lie in segments of these lengths, by plain calls. */
+static void twin(region_bench *b, const int64_t *lengths, int64_t count, const float *rows,
+                 float *out)
+{
+    static float qkv[NODE_TOKENS][3 * NODE_WIDTH], context[NODE_TOKENS][NODE_WIDTH];
+    int32_t offsets[64] = {0};
+    for (int64_t i = 0; i < count; i++)
+        offsets[i + 1] = offsets[i] + (int32_t)lengths[i];
+    int64_t shape[2] = {offsets[count], NODE_WIDTH}, wide[2] = {offsets[count], 3 * NODE_WIDTH};
+    mstar_tensor x = mstar_tensor_make((void *)(uintptr_t)rows, MSTAR_DTYPE_F32, 2, shape);
+    mstar_tensor t_qkv = mstar_tensor_make(qkv, MSTAR_DTYPE_F32, 2, wide);
+    mstar_tensor t_context = mstar_tensor_make(context, MSTAR_DTYPE_F32, 2, shape);
+    mstar_tensor y = mstar_tensor_make(out, MSTAR_DTYPE_F32, 2, shape);
+    CHECK_OK(mstar_ragged_prefill_plan(b->node.eager, b->stream, offsets, count, 0));
+    CHECK_OK(region_bench_layer(b, b->stream, &x, &t_qkv, &t_context, &y, false));
+}
+
+void region_bench_eager(region_bench *b, check_rng *rng, const int64_t *lengths, int64_t count,
+                        region_rows *r)
+{
+    r->tokens = 0;
+    for (int64_t i = 0; i < count; i++)
+        r->tokens += lengths[i];
+    for (int64_t i = 0; i < r->tokens; i++) {
+        for (int64_t j = 0; j < NODE_WIDTH; j++)
+            r->x[i][j] = (float)check_uniform(rng, -1, 1);
+    }
+    twin(b, lengths, count, r->x[0], r->want[0]);
+}
+
+/* The twin has the same bits for each segment alone. */
+static void check_alone(region_bench *b, const int64_t *lengths, int64_t count,
+                        const region_rows *r)
+{
+    int64_t first = 0;
+    for (int64_t i = 0; i < count; first += lengths[i++]) {
+        static float want[NODE_TOKENS][NODE_WIDTH];
+        twin(b, &lengths[i], 1, r->x[first], want[0]);
+        assert_memory_equal(want, r->want[first], (size_t)lengths[i] * sizeof want[0]);
+    }
+}
+
+static void poison_buffer(mstar_buffer *buffer)
+{
+    if (mstar_buffer_get_bytes(buffer) > 0)
+        memset(mstar_buffer_get_data(buffer), 0xff, mstar_buffer_get_bytes(buffer));
+}
+
+static void poison(const region_bench *b)
+{
+    for (int64_t i = 0; i < b->runner->shapes.count * b->runner->num_slots; i++) {
+        const mst_region_capture *capture = &b->runner->captures[i];
+        poison_buffer(capture->memory);
+        poison_buffer(capture->out);
+    }
+}
+
+mstar_region_result region_bench_run(region_bench *b, const region_rows *r, const int64_t *lengths,
+                                     int64_t count, int64_t bs)
+{
+    mstar_tensors inputs;
+    mstar_tensors_init(&inputs);
+    mstar_tensor x = mstar_tensor_make((void *)(uintptr_t)r->x, MSTAR_DTYPE_F32, 2,
+                                       (int64_t[]){r->tokens, NODE_WIDTH});
+    if (b->seq_len > 0)
+        x = mstar_tensor_make((void *)(uintptr_t)r->x, MSTAR_DTYPE_F32, 3,
+                              (int64_t[]){bs, b->seq_len, NODE_WIDTH});
+    CHECK_OK(mstar_tensors_add(&inputs, "x", &x));
+    CHECK_OK(mstar_tensors_add(&inputs, "unknown", &x)); /* ignored */
+    static const int64_t handles[] = {11, 12, 13, 14};
+    mstar_region_call call;
+    mstar_region_call_init(&call);
+    call.inputs = &inputs;
+    call.requests = handles;
+    call.num_requests = bs;
+    call.seq_lens = lengths;
+    call.num_seq_lens = count;
+    mstar_region_result result = {.struct_size = sizeof result};
+    CHECK_OK(mstar_region_runner_run(b->runner, &call, &result));
+    mstar_tensors_release(&inputs);
+    return result;
+}
+
+const mstar_tensor *region_bench_check(region_bench *b, check_rng *rng, const int64_t *lengths,
+                                       int64_t count, int64_t bs)
+{
+    static region_rows r;
+    region_bench_eager(b, rng, lengths, count, &r);
+    check_alone(b, lengths, count, &r);
+    poison(b);
+    mstar_region_result result = region_bench_run(b, &r, lengths, count, bs);
+    const mstar_tensor *y = mstar_tensors_find(result.outputs, "x");
+    assert_int_equal(y->shape[0], b->seq_len > 0 ? bs : r.tokens);
+    assert_int_equal(result.real_len, y->shape[0]);
+    assert_memory_equal(y->data, r.want, (size_t)r.tokens * sizeof r.want[0]);
+    /* the input's tail is zero, whatever it was */
+    const mst_region_capture *capture = NULL;
+    for (int64_t i = 0; i < b->runner->shapes.count * b->runner->num_slots; i++) {
+        const mst_region_capture *c = &b->runner->captures[i];
+        if (c->lease.key.bs == result.bs && c->lease.key.num_tokens == result.total_tokens &&
+            c->lease.slot == result.slot)
+            capture = c;
+    }
+    assert_non_null(capture);
+    const float *x = mstar_tensors_find(&capture->inputs, "x")->data;
+    for (int64_t i = r.tokens * NODE_WIDTH; i < result.total_tokens * NODE_WIDTH; i++)
+        assert_true(x[i] == 0);
+    return y;
 }

@@ -39,4 +39,19 @@ mstar_status region_bench_layer(region_bench *b, mstar_stream *stream, const mst
                                 const mstar_tensor *qkv, const mstar_tensor *context,
                                 const mstar_tensor *out, bool managed);
 
+/* Random rows of a step, and what the eager twin makes of them. */
+typedef struct region_rows {
+    float x[NODE_TOKENS][NODE_WIDTH], want[NODE_TOKENS][NODE_WIDTH];
+    int64_t tokens;
+} region_rows;
+void region_bench_eager(region_bench *b, check_rng *rng, const int64_t *lengths, int64_t count,
+                        region_rows *r);
+/* The runner over the same rows; at most four requests. */
+mstar_region_result region_bench_run(region_bench *b, const region_rows *r, const int64_t *lengths,
+                                     int64_t count, int64_t bs);
+/* A run over poisoned buffers has the bits of the twin over the batch and over each segment alone,
+ * and leaves zeros past the real rows. Returns the result. */
+const mstar_tensor *region_bench_check(region_bench *b, check_rng *rng, const int64_t *lengths,
+                                       int64_t count, int64_t bs);
+
 #endif

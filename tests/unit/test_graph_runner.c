@@ -2,6 +2,7 @@
  * test_graph_runner.c - whole forwards captured and replayed: equal bits replayed, eager and alone,
  * whatever memory held before; slots that take turns while the next step is planned ahead.
  */
+#include "support_pairs.h"
 #include "support_runner.h"
 
 #include <pthread.h>
@@ -76,53 +77,15 @@ static void test_batched(void **state)
     bench_close(&b);
 }
 
-/* Random configs and sequences of steps: the bits never depend on the bucket. 2,000 pairs. */
+/* Random configs and sequences of steps: the bits never depend on the bucket. Two hundred pairs;
+ * the soak of graphs makes thousands. */
 static void test_property(void **state)
 {
     (void)state;
-    const char *soak = getenv("MSTAR_TEST_SOAK");
-    int rounds = soak != NULL && soak[0] != '\0' ? 10000 : 200;
-    check_rng rng = {3};
-    static bench b;
-    for (int round = 0; round < rounds; round++) {
-        int64_t sizes[3], lengths[3], at = 0;
-        bench_open(&b, round % 64 == 0 ? 2 : 1);
-        if (round % 2 == 1)
-            node_manage(&b.node);
-        b.num_configs = check_integer(&rng, 1, 2);
-        for (int64_t c = 0; c < b.num_configs; c++) {
-            int64_t num_sizes = check_integer(&rng, 1, 2), num_lengths = check_integer(&rng, 1, 3);
-            at = 0;
-            for (int64_t i = 0; i < num_sizes; i++)
-                sizes[i] = at += check_integer(&rng, 1, 4);
-            at = 0;
-            for (int64_t i = 0; i < num_lengths; i++)
-                lengths[i] = at += check_integer(&rng, 1, 60);
-            b.configs[c] = check_integer(&rng, 0, 3) > 0
-                               ? bench_packed("w", sizes, num_sizes, lengths, num_lengths)
-                               : bench_batched("w", sizes, num_sizes, check_integer(&rng, 0, 20));
-        }
-        mstar_node_hooks hooks = node_hooks(&b.node);
-        mstar_graph_runner_desc desc = bench_desc(&b, &hooks);
-        desc.num_slots = (int32_t)check_integer(&rng, 1, 2);
-        desc.num_warmups = (int32_t)check_integer(&rng, 0, 1);
-        bench_start(&b, &desc);
-        static node_step step;
-        static node_result replayed, eager, alone;
-        for (int i = 0; i < 10; i++) {
-            int64_t count = check_integer(&rng, 1, 8), spans[8];
-            for (int64_t j = 0; j < count; j++)
-                spans[j] = check_integer(&rng, 0, 24);
-            node_step_fill(&step, &rng, spans, count);
-            bench_poison(&b);
-            (void)node_run(b.runner, "w", &step, 0, &replayed);
-            (void)node_run(b.runner, "w", &step, 1, &eager);
-            node_run_alone(b.runner, "w", &step, &alone);
-            node_check_equal(&step, &replayed, &eager);
-            node_check_equal(&step, &replayed, &alone);
-        }
-        bench_close(&b);
-    }
+    pair_counts counts = {0};
+    for (int64_t i = 0; i < 200; i++)
+        pair_check(3, i, &counts);
+    assert_true(counts.replayed > counts.eager && counts.ahead > 0);
 }
 
 /* ---- planned ahead --------------------------------------------------------------------------- */

@@ -10,101 +10,6 @@
 
 #include "graph/region.h"
 
-/* ---- eager twin ------------------------------------------------------------------------------ */
-
-typedef struct rows {
-    float x[NODE_TOKENS][NODE_WIDTH], want[NODE_TOKENS][NODE_WIDTH];
-    int64_t tokens;
-} rows;
-
-static void run_eager(region_bench *b, check_rng *rng, const int64_t *lengths, int64_t count,
-                      rows *r)
-{
-    static float qkv[NODE_TOKENS][3 * NODE_WIDTH], context[NODE_TOKENS][NODE_WIDTH];
-    int32_t offsets[64] = {0};
-    for (int64_t i = 0; i < count; i++)
-        offsets[i + 1] = offsets[i] + (int32_t)lengths[i];
-    r->tokens = offsets[count];
-    for (int64_t i = 0; i < r->tokens; i++) {
-        for (int64_t j = 0; j < NODE_WIDTH; j++)
-            r->x[i][j] = (float)check_uniform(rng, -1, 1);
-    }
-    int64_t shape[2] = {r->tokens, NODE_WIDTH}, wide[2] = {r->tokens, 3 * NODE_WIDTH};
-    mstar_tensor x = mstar_tensor_make(r->x, MSTAR_DTYPE_F32, 2, shape);
-    mstar_tensor t_qkv = mstar_tensor_make(qkv, MSTAR_DTYPE_F32, 2, wide);
-    mstar_tensor t_context = mstar_tensor_make(context, MSTAR_DTYPE_F32, 2, shape);
-    mstar_tensor want = mstar_tensor_make(r->want, MSTAR_DTYPE_F32, 2, shape);
-    CHECK_OK(mstar_ragged_prefill_plan(b->node.eager, b->stream, offsets, count, 0));
-    CHECK_OK(region_bench_layer(b, b->stream, &x, &t_qkv, &t_context, &want, false));
-}
-
-static void poison_buffer(mstar_buffer *buffer)
-{
-    if (mstar_buffer_get_bytes(buffer) > 0)
-        memset(mstar_buffer_get_data(buffer), 0xff, mstar_buffer_get_bytes(buffer));
-}
-
-static void poison(const region_bench *b)
-{
-    for (int64_t i = 0; i < b->runner->shapes.count * b->runner->num_slots; i++) {
-        const mst_region_capture *capture = &b->runner->captures[i];
-        poison_buffer(capture->memory);
-        poison_buffer(capture->out);
-    }
-}
-
-static mstar_region_result run_region(region_bench *b, const rows *r, const int64_t *lengths,
-                                      int64_t count, int64_t bs)
-{
-    mstar_tensors inputs;
-    mstar_tensors_init(&inputs);
-    mstar_tensor x = mstar_tensor_make((void *)(uintptr_t)r->x, MSTAR_DTYPE_F32, 2,
-                                       (int64_t[]){r->tokens, NODE_WIDTH});
-    if (b->seq_len > 0)
-        x = mstar_tensor_make((void *)(uintptr_t)r->x, MSTAR_DTYPE_F32, 3,
-                              (int64_t[]){bs, b->seq_len, NODE_WIDTH});
-    CHECK_OK(mstar_tensors_add(&inputs, "x", &x));
-    CHECK_OK(mstar_tensors_add(&inputs, "unknown", &x)); /* ignored */
-    static const int64_t handles[] = {11, 12, 13, 14};
-    mstar_region_call call;
-    mstar_region_call_init(&call);
-    call.inputs = &inputs;
-    call.requests = handles;
-    call.num_requests = bs;
-    call.seq_lens = lengths;
-    call.num_seq_lens = count;
-    mstar_region_result result = {.struct_size = sizeof result};
-    CHECK_OK(mstar_region_runner_run(b->runner, &call, &result));
-    mstar_tensors_release(&inputs);
-    return result;
-}
-
-static const mstar_tensor *check_region(region_bench *b, check_rng *rng, const int64_t *lengths,
-                                        int64_t count, int64_t bs)
-{
-    static rows r;
-    run_eager(b, rng, lengths, count, &r);
-    poison(b);
-    mstar_region_result result = run_region(b, &r, lengths, count, bs);
-    const mstar_tensor *y = mstar_tensors_find(result.outputs, "x");
-    assert_int_equal(y->shape[0], b->seq_len > 0 ? bs : r.tokens);
-    assert_int_equal(result.real_len, y->shape[0]);
-    assert_memory_equal(y->data, r.want, (size_t)r.tokens * sizeof r.want[0]);
-    /* the input's tail is zero, whatever it was */
-    const mst_region_capture *capture = NULL;
-    for (int64_t i = 0; i < b->runner->shapes.count * b->runner->num_slots; i++) {
-        const mst_region_capture *c = &b->runner->captures[i];
-        if (c->lease.key.bs == result.bs && c->lease.key.num_tokens == result.total_tokens &&
-            c->lease.slot == result.slot)
-            capture = c;
-    }
-    assert_non_null(capture);
-    const float *x = mstar_tensors_find(&capture->inputs, "x")->data;
-    for (int64_t i = r.tokens * NODE_WIDTH; i < result.total_tokens * NODE_WIDTH; i++)
-        assert_true(x[i] == 0);
-    return y;
-}
-
 /* ---- tests ----------------------------------------------------------------------------------- */
 
 static void test_packed(void **state)
@@ -120,17 +25,17 @@ static void test_packed(void **state)
     assert_int_equal(info.num_slots, 2); /* the manager asks for two */
     assert_int_equal(info.num_handles, 4);
     for (int round = 0; round < 3; round++) {
-        (void)check_region(&b, &rng, (int64_t[]){128}, 1, 1);
-        (void)check_region(&b, &rng, (int64_t[]){60, 20}, 2, 2);
-        (void)check_region(&b, &rng, (int64_t[]){5}, 1, 1);
-        (void)check_region(&b, &rng, (int64_t[]){0, 1}, 2, 2);
-        (void)check_region(&b, &rng, (int64_t[]){33}, 1, 1);
+        (void)region_bench_check(&b, &rng, (int64_t[]){128}, 1, 1);
+        (void)region_bench_check(&b, &rng, (int64_t[]){60, 20}, 2, 2);
+        (void)region_bench_check(&b, &rng, (int64_t[]){5}, 1, 1);
+        (void)region_bench_check(&b, &rng, (int64_t[]){0, 1}, 2, 2);
+        (void)region_bench_check(&b, &rng, (int64_t[]){33}, 1, 1);
     }
     for (int i = 0; i < 200; i++) {
         int64_t lengths[2], bs = check_integer(&rng, 1, 2);
         for (int64_t j = 0; j < bs; j++)
             lengths[j] = check_integer(&rng, 0, 64);
-        (void)check_region(&b, &rng, lengths, bs, bs);
+        (void)region_bench_check(&b, &rng, lengths, bs, bs);
     }
     info = region_bench_query(&b);
     assert_int_equal(info.replays, 215);
@@ -152,9 +57,9 @@ static void test_views_and_copies(void **state)
     CHECK_OK(mstar_region_runner_create(b.device, &desc, &b.runner));
     CHECK_OK(mstar_region_runner_prepare(b.runner));
     CHECK_OK(mstar_region_runner_capture(b.runner));
-    static rows r;
-    run_eager(&b, &rng, (int64_t[]){9}, 1, &r);
-    mstar_region_result result = run_region(&b, &r, (int64_t[]){9}, 1, 1);
+    static region_rows r;
+    region_bench_eager(&b, &rng, (int64_t[]){9}, 1, &r);
+    mstar_region_result result = region_bench_run(&b, &r, (int64_t[]){9}, 1, 1);
     mstar_tensor copy = mstar_tensor_make(kept, MSTAR_DTYPE_F32, 2, (int64_t[]){9, NODE_WIDTH});
     CHECK_OK(mstar_region_result_copy(&result, "x", &copy));
     const void *address = mstar_tensors_find(result.outputs, "x")->data;
@@ -162,7 +67,7 @@ static void test_views_and_copies(void **state)
     CHECK_FAILED(mstar_region_result_copy(&result, "y", &copy), MSTAR_NOT_FOUND, "\"y\"");
     copy.shape[0] = 8;
     CHECK_INVALID(mstar_region_result_copy(&result, "x", &copy), "copy");
-    const mstar_tensor *y = check_region(&b, &rng, (int64_t[]){16}, 1, 1);
+    const mstar_tensor *y = region_bench_check(&b, &rng, (int64_t[]){16}, 1, 1);
     assert_ptr_equal(y->data, address); /* the view of before shows the new run */
     assert_memory_not_equal(y->data, before, 9 * sizeof before[0]);
     assert_memory_equal(kept, before, sizeof before);
@@ -190,9 +95,9 @@ static void test_many_segments(void **state)
     CHECK_OK(mstar_ragged_manager_get_resource(b.node.manager, "attn", &resource));
     CHECK_OK(mstar_resources_create(&resource, 1, &b.node.resources));
     region_bench_start(&b);
-    (void)check_region(&b, &rng, (int64_t[]){9, 8, 7, 6, 5, 4}, 6, 1);
-    (void)check_region(&b, &rng, (int64_t[]){30, 0, 20}, 3, 1);
-    (void)check_region(&b, &rng, (int64_t[]){64}, 1, 1);
+    (void)region_bench_check(&b, &rng, (int64_t[]){9, 8, 7, 6, 5, 4}, 6, 1);
+    (void)region_bench_check(&b, &rng, (int64_t[]){30, 0, 20}, 3, 1);
+    (void)region_bench_check(&b, &rng, (int64_t[]){64}, 1, 1);
     region_bench_close(&b);
 }
 
@@ -204,11 +109,11 @@ static void test_batched(void **state)
     check_rng rng = {34};
     region_bench_open(&b, sizes, 2, 12, NULL, 0);
     region_bench_start(&b);
-    (void)check_region(&b, &rng, (int64_t[]){12}, 1, 1);
-    (void)check_region(&b, &rng, (int64_t[]){12, 12, 12, 12}, 4, 4);
-    (void)check_region(&b, &rng, (int64_t[]){12, 12}, 2,
-                       2); /* padding rows are real work on zeros */
-    (void)check_region(&b, &rng, (int64_t[]){12, 12, 12}, 3, 3);
+    (void)region_bench_check(&b, &rng, (int64_t[]){12}, 1, 1);
+    (void)region_bench_check(&b, &rng, (int64_t[]){12, 12, 12, 12}, 4, 4);
+    (void)region_bench_check(&b, &rng, (int64_t[]){12, 12}, 2,
+                             2); /* padding rows are real work on zeros */
+    (void)region_bench_check(&b, &rng, (int64_t[]){12, 12, 12}, 3, 3);
     assert_int_equal(mstar_region_runner_can_run(b.runner, 5, -1), MSTAR_GRAPH_MISS_BATCH_SIZE);
     region_bench_close(&b);
 }
@@ -263,8 +168,8 @@ static void test_every_call_fails_once(void **state)
             bool large = mstar_region_runner_can_run(b.runner, 1, 64) == MSTAR_GRAPH_MISS_NONE;
             b.fail_inputs = b.fail_capture = 0;
             if (large) /* the larger total stands in for the dropped one */
-                (void)check_region(&b, &rng, (int64_t[]){20}, 1, 1);
-            (void)check_region(&b, &rng, (int64_t[]){large ? 64 : 32}, 1, 1);
+                (void)region_bench_check(&b, &rng, (int64_t[]){20}, 1, 1);
+            (void)region_bench_check(&b, &rng, (int64_t[]){large ? 64 : 32}, 1, 1);
             region_bench_close(&b);
         }
     }
@@ -325,7 +230,7 @@ static void test_refused(void **state)
     CHECK_INVALID(mstar_region_runner_run(b.runner, &call, &result), "input \"x\"");
     mstar_tensors_release(&inputs);
     assert_int_equal(region_bench_query(&b).refused, 2);
-    (void)check_region(&b, &rng, (int64_t[]){5, 7}, 2, 2); /* still usable */
+    (void)region_bench_check(&b, &rng, (int64_t[]){5, 7}, 2, 2); /* still usable */
     region_bench_close(&b);
 }
 

@@ -119,6 +119,8 @@ static mstar_status declare(void *user, const mstar_step_context *context,
     TRY(trip(&n->calls.declare, n->fault.declare));
     TRY(mstar_step_add_resource(step, "attn"));
     TRY(mstar_step_set_causal(step, "attn", 0));
+    if (n->also != NULL)
+        TRY(mstar_step_add_resource(step, n->also));
     for (int64_t i = 0; i < count; i++)
         TRY(mstar_step_add_segment(step, NULL, context->padded_requests[i], NULL,
                                    (int32_t)inputs[i].input_seq_len));

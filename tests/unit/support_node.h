@@ -47,6 +47,7 @@ typedef struct node {
     mstar_resources *resources;
     int32_t ids[NODE_TOKENS], positions[NODE_TOKENS], offsets[NODE_REQUESTS + 1];
     node_fault fault, calls;
+    const char *also; /* key of another resource that steps touch; NULL: none */
 } node;
 
 void node_open(node *n, mstar_device *device, uint64_t seed);

@@ -35,8 +35,10 @@ static mstar_status declare_step(void *user, const int64_t *requests, int64_t nu
                                  const int64_t *lengths, int64_t num_lengths, mstar_step *step,
                                  int *declared)
 {
-    (void)user;
+    const region_bench *b = user;
     mstar_status status = mstar_step_add_resource(step, "attn");
+    if (status == MSTAR_OK && b->also != NULL)
+        status = mstar_step_add_resource(step, b->also);
     if (status == MSTAR_OK)
         status = mstar_step_set_causal(step, "attn", 0);
     for (int64_t i = 0; status == MSTAR_OK && i < num_lengths; i++)
@@ -177,7 +179,7 @@ mstar_region_runner_info region_bench_query(const region_bench *b)
 static void twin(region_bench *b, const int64_t *lengths, int64_t count, const float *rows,
                  float *out)
 {
-    static float qkv[NODE_TOKENS][3 * NODE_WIDTH], context[NODE_TOKENS][NODE_WIDTH];
+    static float qkv[REGION_TOKENS][3 * NODE_WIDTH], context[REGION_TOKENS][NODE_WIDTH];
     int32_t offsets[64] = {0};
     for (int64_t i = 0; i < count; i++)
         offsets[i + 1] = offsets[i] + (int32_t)lengths[i];
@@ -209,7 +211,7 @@ static void check_alone(region_bench *b, const int64_t *lengths, int64_t count,
 {
     int64_t first = 0;
     for (int64_t i = 0; i < count; first += lengths[i++]) {
-        static float want[NODE_TOKENS][NODE_WIDTH];
+        static float want[REGION_TOKENS][NODE_WIDTH];
         twin(b, &lengths[i], 1, r->x[first], want[0]);
         assert_memory_equal(want, r->want[first], (size_t)lengths[i] * sizeof want[0]);
     }

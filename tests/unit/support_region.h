@@ -22,6 +22,7 @@ typedef struct region_bench {
     int64_t seq_len; /* batched; 0: packed */
     int fail_inputs, fail_capture, calls_inputs, calls_capture;
     int leases_asked;
+    const char *also; /* key of another resource that the region's steps touch; NULL: none */
 } region_bench;
 
 /* A device, a stream, a managed node and a config; seq_len 0: packed with these totals. */
@@ -40,8 +41,9 @@ mstar_status region_bench_layer(region_bench *b, mstar_stream *stream, const mst
                                 const mstar_tensor *out, bool managed);
 
 /* Random rows of a step, and what the eager twin makes of them. */
+enum { REGION_TOKENS = 1024 };
 typedef struct region_rows {
-    float x[NODE_TOKENS][NODE_WIDTH], want[NODE_TOKENS][NODE_WIDTH];
+    float x[REGION_TOKENS][NODE_WIDTH], want[REGION_TOKENS][NODE_WIDTH];
     int64_t tokens;
 } region_rows;
 void region_bench_eager(region_bench *b, check_rng *rng, const int64_t *lengths, int64_t count,

@@ -6,9 +6,15 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+/* gcc defines the first two, clang answers the question */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SOAK_SANITIZED 1
-#else
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SOAK_SANITIZED 1
+#endif
+#endif
+#ifndef SOAK_SANITIZED
 #define SOAK_SANITIZED 0
 #endif
 

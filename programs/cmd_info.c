@@ -2,6 +2,7 @@
  * cmd_info.c - mstar info: what this machine and a model come to, and why.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "options.h"
@@ -82,6 +83,19 @@ static int report_gpu(cli_report *report)
     return CLI_OK;
 }
 
+/* What captures do unless their config asks for something else. */
+static int report_graphs(cli_report *report)
+{
+    static const char name[] = "MSTAR_GRAPH_COMPILE_MODE";
+    const char *mode = NULL, *given = getenv(name);
+    if (mstar_effective_compile_mode(NULL, &mode) != MSTAR_OK)
+        return cli_fail(CLI_BAD_CONFIG, "%s", mstar_last_error());
+    cli_report_text(report, "graphs", "compile_mode", mode);
+    cli_report_text(report, "graphs", "compile_mode_source",
+                    given != NULL && given[0] != '\0' ? name : "default");
+    return CLI_OK;
+}
+
 static void report_model(cli_report *report, const cli_options *options,
                          const mstar_encoder_info *model)
 {
@@ -124,6 +138,8 @@ int cli_run_info(const cli_options *options)
         cli_report_text(&report, NULL, "version", mstar_version());
         report_machine(&report, &session);
         code = report_gpu(&report);
+        if (code == CLI_OK)
+            code = report_graphs(&report);
         if (options->model != NULL)
             report_model(&report, options, &session.model);
         else

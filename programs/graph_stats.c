@@ -47,6 +47,8 @@ static bucket_sum sum_bucket(const cli_session *session, int64_t tokens)
             }
             all->graph_bytes += one.graph_bytes;
             all->capture_ns += one.capture_ns;
+            all->tuning_ns += one.tuning_ns;
+            all->dropped_choices += one.dropped_choices;
             all->replays += one.replays;
             all->tokens += one.tokens;
             all->padding_tokens += one.padding_tokens;
@@ -57,13 +59,16 @@ static bucket_sum sum_bucket(const cli_session *session, int64_t tokens)
 
 static json_t *bucket_json(const mstar_runner_bucket_info *info)
 {
-    return json_pack("{s:I, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "bs",
-                     (json_int_t)info->size.bs, "tokens", (json_int_t)info->size.num_tokens,
-                     "state", mstar_bucket_state_name(info->state), "reason", info->reason, "nodes",
-                     (json_int_t)info->nodes, "bytes", (json_int_t)info->graph_bytes, "capture_ns",
-                     (json_int_t)info->capture_ns, "replays", (json_int_t)info->replays,
-                     "replayed_tokens", (json_int_t)info->tokens, "padding_tokens",
-                     (json_int_t)info->padding_tokens);
+    return json_pack("{s:I, s:I, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+                     "bs", (json_int_t)info->size.bs, "tokens", (json_int_t)info->size.num_tokens,
+                     "state", mstar_bucket_state_name(info->state), "reason", info->reason,
+                     "compile_mode", info->compile_mode, "nodes", (json_int_t)info->nodes,
+                     "specialised", (json_int_t)info->specialised, "tuned", (json_int_t)info->tuned,
+                     "dropped_choices", (json_int_t)info->dropped_choices, "tuning_ns",
+                     (json_int_t)info->tuning_ns, "bytes", (json_int_t)info->graph_bytes,
+                     "capture_ns", (json_int_t)info->capture_ns, "replays",
+                     (json_int_t)info->replays, "replayed_tokens", (json_int_t)info->tokens,
+                     "padding_tokens", (json_int_t)info->padding_tokens);
 }
 
 static json_t *buckets_json(const cli_session *session)
@@ -76,6 +81,14 @@ static json_t *buckets_json(const cli_session *session)
         bucket_sum sum = sum_bucket(session, one.size.num_tokens);
         (void)json_array_insert_new(list, 0, bucket_json(&sum.info));
     }
+}
+
+/* All buckets of an encoder have one config. */
+static const char *compile_mode(const cli_session *session)
+{
+    mstar_runner_bucket_info one = {.struct_size = sizeof one};
+    mstar_status status = mstar_encoder_query_graph_bucket(session->encoder, 0, 0, &one);
+    return status == MSTAR_OK ? one.compile_mode : "none";
 }
 
 int cli_graph_stats_print(const cli_session *session, bool as_json)
@@ -103,6 +116,11 @@ int cli_graph_stats_print(const cli_session *session, bool as_json)
     cli_report_integer(&report, "captures", "failed", info.num_failed);
     cli_report_integer(&report, "captures", "unaffordable", info.num_unaffordable);
     cli_report_integer(&report, "captures", "capture_ns", info.capture_ns);
+    cli_report_text(&report, "captures", "compile_mode", compile_mode(session));
+    cli_report_integer(&report, "captures", "specialised", info.specialised);
+    cli_report_integer(&report, "captures", "tuned", info.tuned);
+    cli_report_integer(&report, "captures", "dropped_choices", info.dropped_choices);
+    cli_report_integer(&report, "captures", "tuning_ns", info.tuning_ns);
     cli_report_integer(&report, "bytes", "graphs", (int64_t)info.graph_bytes);
     cli_report_integer(&report, "bytes", "host", (int64_t)info.host_bytes);
     cli_report_integer(&report, "bytes", "scratch", (int64_t)info.scratch_bytes);
@@ -136,5 +154,8 @@ int cli_graph_stats_note(const cli_session *session)
     cli_note("%lld of %lld buckets captured in %.1f ms, %lld bytes", (long long)info.num_captured,
              (long long)info.num_buckets, (double)info.capture_ns * 1e-6,
              (long long)(info.graph_bytes + info.host_bytes));
+    cli_note("compile mode \"%s\": %lld of %lld launches cut otherwise than by rule, %.1f ms",
+             compile_mode(session), (long long)info.tuned, (long long)info.specialised,
+             (double)info.tuning_ns * 1e-6);
     return CLI_OK;
 }

@@ -56,6 +56,8 @@ int cli_fail_load(mstar_status status)
             return cli_fail(CLI_USAGE, "%s%s", names[i][1], text + bytes);
     }
     int code = cli_exit_code(status);
+    if (strncmp(text, "MSTAR_", 6) == 0) /* a variable of the environment */
+        return cli_fail(CLI_BAD_CONFIG, "%s", text);
     if (status == MSTAR_NOT_FOUND)
         code = CLI_NO_INPUT;
     else if (status == MSTAR_INVALID_ARGUMENT)

@@ -123,6 +123,9 @@ typedef struct mstar_region_runner_info {
     int64_t tokens, padding_tokens;
     char first_failure[160];       /* "" or why the first dropped shape was */
     int64_t leases, unused_leases; /* taken before a step; given back by a step without a run */
+    const char *compile_mode;      /* in force; "none": compile is 0. Static string */
+    int64_t specialised, tuned, dropped_choices, tuning_ns; /* as in mstar_graph_runner_info, but
+                                                               every slot counts */
 } mstar_region_runner_info;
 MSTAR_API mstar_status mstar_region_runner_query(const mstar_region_runner *runner,
                                                  mstar_region_runner_info *info);

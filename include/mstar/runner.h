@@ -187,14 +187,18 @@ typedef struct mstar_graph_runner_info {
     size_t graph_bytes; /* what was recorded */
     size_t host_bytes;  /* the runner's own records */
     size_t eager_bytes; /* scratch of eager steps, as large as they needed */
-    int64_t capture_ns; /* of all captures, warm-ups included */
+    int64_t capture_ns; /* of all captures, warm-ups included, choosing not */
     int64_t replays, eager_steps;
     int64_t misses[16];      /* by mstar_graph_miss; NONE is 0 */
     int64_t replayed_tokens; /* real ones of replayed steps */
     int64_t padding_tokens;  /* bucket tokens less real ones, over replays */
     int64_t eager_tokens;
-    int64_t num_handles;   /* that pad, from -2 down; a region of the node begins below them */
-    int64_t region_leases; /* that steps took for regions before they were declared */
+    int64_t num_handles;     /* that pad, from -2 down; a region of the node begins below them */
+    int64_t region_leases;   /* that steps took for regions before they were declared */
+    int64_t specialised;     /* launches cut for their bucket, one slot of each counted */
+    int64_t tuned;           /* of them, otherwise than by rule */
+    int64_t dropped_choices; /* candidates that gave other bits */
+    int64_t tuning_ns;       /* of choosing, apart from capture_ns */
 } mstar_graph_runner_info;
 /* May be called from any thread while steps run: counters are then those of some moment. */
 MSTAR_API mstar_status mstar_graph_runner_query(const mstar_graph_runner *runner,
@@ -221,7 +225,12 @@ typedef struct mstar_runner_bucket_info {
     int64_t nodes;        /* recorded launches of one slot */
     int64_t capture_ns;   /* of all slots */
     int64_t replays, tokens, padding_tokens;
-    char reason[160]; /* "" or why it is not captured */
+    char reason[160];         /* "" or why it is not captured */
+    const char *compile_mode; /* in force; "none": compile is 0. Static string */
+    int64_t specialised;      /* launches of one slot cut for the bucket */
+    int64_t tuned;            /* of them, otherwise than by rule */
+    int64_t dropped_choices;  /* candidates that gave other bits */
+    int64_t tuning_ns;        /* of choosing, all slots, apart from capture_ns */
 } mstar_runner_bucket_info;
 /* Buckets in the order of capture; MSTAR_NOT_FOUND past the last. */
 MSTAR_API mstar_status mstar_graph_runner_query_bucket(const mstar_graph_runner *runner,

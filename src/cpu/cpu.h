@@ -106,6 +106,8 @@ typedef struct mst_linear_grid {
     int64_t row_parts, panel_parts;
 } mst_linear_grid;
 mst_linear_grid mst_linear_split(int64_t rows, int64_t panels, int64_t tile, int32_t threads);
+/* Tasks of an operation row by row, rows >= 1, whose rows touch so many elements together. */
+int32_t mst_rows_split(int64_t elements, int64_t rows, int32_t threads);
 /* Rows whose x (depth f32 each) stay in the second-level cache while panels stream past. */
 int64_t mst_linear_row_block(int64_t depth, int64_t tile, int64_t l2_bytes);
 /* [*begin, *end) of part i when n is cut into parts as evenly as whole units allow. */

@@ -66,8 +66,28 @@ static mstar_status prepare(mst_launch *launch, int32_t max_threads)
         MST_TRY(read_plan(call));
     atomic_store_explicit(&job->next, 0, memory_order_relaxed);
     int64_t work = mst_max_i64(call->num_items, call->zero_begin < call->zero_end ? 1 : 0);
+    if (mst_choice_holds(&launch->choice, call->zero_begin, max_threads))
+        max_threads = launch->choice.tasks;
     launch->tasks = (int32_t)mst_min_i64(max_threads, work);
     return MSTAR_OK;
+}
+
+/* How a segment is cut into items belongs to the plan; here it is on how many threads. */
+static int32_t choices(const mst_launch *launch, int32_t threads, mst_choice *list)
+{
+    mst_choice rule = {.rows = launch->max_rows, .threads = threads, .tasks = threads};
+    return mst_choices_of_tasks(&rule, threads, list);
+}
+
+static void key(const mst_launch *launch, mst_launch_key *key)
+{
+    const mst_attn_call *call = &launch->as.attn.call;
+    const mst_attn_shape *shape = call->shape;
+    *key =
+        (mst_launch_key){{shape->num_qo_heads, shape->num_kv_heads, shape->head_dim, shape->dtype,
+                          shape->window_left, shape->window_right, shape->reference, call->q_rows,
+                          call->kv_rows, call->zero_end, call->q_row_stride, call->k_row_stride,
+                          call->v_row_stride, call->out_row_stride, call->lse != NULL}};
 }
 
 static void clear_rows(const mst_attn_call *call, int64_t begin, int64_t end)
@@ -139,12 +159,17 @@ static void touch(const mst_launch *launch, mst_regions *regions)
                           shape->num_qo_heads, call->out_head_stride, head_dim, true);
     mst_regions_add_heads(regions, call->lse, MSTAR_DTYPE_F32, call->zero_end, call->lse_row_stride,
                           shape->num_qo_heads, 1, 1, true);
-    mst_regions_add_bytes(regions, call->scratch, job->workspace_bytes, true);
+    mst_regions_add_scratch(regions, call->scratch, job->workspace_bytes);
 }
 
 mstar_status mst_cpu_attn_run(mstar_stream *stream, const mst_attn_call *call)
 {
-    static const mst_launch_kind kind = {"attention", prepare, task, touch, NULL};
+    static const mst_launch_kind kind = {.name = "attention",
+                                         .prepare = prepare,
+                                         .task = task,
+                                         .touch = touch,
+                                         .choices = choices,
+                                         .key = key};
     const mst_kernels *kernels = kernels_for(stream->device, call->shape);
     mst_launch launch = {.kind = &kind, .max_rows = call->q_rows, .follows_plan = true};
     launch.as.attn.call = *call;

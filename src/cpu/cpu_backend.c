@@ -104,7 +104,8 @@ static void copy_touch(const mst_launch *launch, mst_regions *regions)
 static mstar_status cpu_copy(mstar_stream *stream, void *destination, const void *source,
                              size_t bytes)
 {
-    static const mst_launch_kind kind = {"copy", copy_prepare, copy_task, copy_touch, NULL};
+    static const mst_launch_kind kind = {
+        .name = "copy", .prepare = copy_prepare, .task = copy_task, .touch = copy_touch};
     mst_launch launch = {.kind = &kind, .max_rows = (int64_t)bytes};
     launch.as.copy = (mst_copy_job){destination, source, bytes};
     return mst_cpu_submit(stream, &launch);
@@ -187,6 +188,7 @@ const mst_backend *mst_cpu_backend(void)
         .capture_begin = mst_cpu_capture_begin,
         .capture_end = mst_cpu_capture_end,
         .capture_abort = mst_cpu_capture_abort,
+        .graph_compile = mst_cpu_graph_compile,
         .graph_replay = mst_cpu_graph_replay,
         .graph_close = mst_cpu_graph_close,
         .graph_query = mst_cpu_graph_query,

@@ -76,6 +76,14 @@ void mst_regions_add_bytes(mst_regions *regions, const void *data, uint64_t byte
     mst_regions_add(regions, data, bytes, bytes, 1, written);
 }
 
+void mst_regions_add_scratch(mst_regions *regions, const void *data, uint64_t bytes)
+{
+    int32_t place = regions->count;
+    mst_regions_add_bytes(regions, data, bytes, true);
+    if (regions->count > place)
+        regions->list[place].scratch = true;
+}
+
 void mst_regions_add_rows(mst_regions *regions, const mst_rows *rows, int64_t num_rows,
                           int64_t width, bool written)
 {

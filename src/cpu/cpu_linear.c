@@ -95,9 +95,37 @@ void mst_cpu_linear_pack(const mstar_device *device, const mst_linear_shape *sha
 static mstar_status prepare(mst_launch *launch, int32_t max_threads)
 {
     mst_product_job *job = &launch->as.product;
-    job->grid = mst_linear_split(launch->rows, job->panels, job->kernels->linear_tile, max_threads);
+    if (mst_choice_holds(&launch->choice, launch->rows, max_threads)) {
+        job->grid = launch->choice.grid;
+        job->row_block = launch->choice.row_block;
+    } else {
+        job->grid =
+            mst_linear_split(launch->rows, job->panels, job->kernels->linear_tile, max_threads);
+        job->row_block = job->rule_block;
+    }
     launch->tasks = launch->rows == 0 ? 0 : (int32_t)(job->grid.row_parts * job->grid.panel_parts);
     return MSTAR_OK;
+}
+
+static int32_t choices(const mst_launch *launch, int32_t threads, mst_choice *list)
+{
+    const mst_product_job *job = &launch->as.product;
+    int64_t tile = job->kernels->linear_tile;
+    mst_choice rule = {.rows = launch->max_rows,
+                       .threads = threads,
+                       .grid = mst_linear_split(launch->max_rows, job->panels, tile, threads),
+                       .row_block = job->rule_block};
+    return mst_choices_of_product(&rule, job->panels, tile, list);
+}
+
+static void key(const mst_launch *launch, mst_launch_key *key)
+{
+    const mst_linear_work *work = &launch->as.product.work;
+    const mst_linear_shape *shape = work->shape;
+    *key = (mst_launch_key){{shape->in_features, shape->out_features, shape->weight_dtype,
+                             shape->activation, work->x.dtype, work->x.row_stride,
+                             work->residual.data != NULL, work->residual.dtype,
+                             work->residual.row_stride, work->out.dtype, work->out.row_stride}};
 }
 
 static void task(mst_launch *launch, int32_t index)
@@ -130,7 +158,12 @@ mstar_status mst_cpu_linear_run(mstar_stream *stream, const mst_linear_shape *sh
                                 const void *packed, const float *bias, int64_t num_rows, mst_rows x,
                                 mst_rows residual, mst_rows out)
 {
-    static const mst_launch_kind kind = {"linear", prepare, task, touch, NULL};
+    static const mst_launch_kind kind = {.name = "linear",
+                                         .prepare = prepare,
+                                         .task = task,
+                                         .touch = touch,
+                                         .choices = choices,
+                                         .key = key};
     const mst_cpu *cpu = mst_cpu_of(stream->device);
     mst_launch launch = {.kind = &kind, .max_rows = num_rows, .live_rows = stream->num_rows};
     launch.as.product =
@@ -142,7 +175,7 @@ mstar_status mst_cpu_linear_run(mstar_stream *stream, const mst_linear_shape *sh
                                    .residual = residual,
                                    .out = out},
                           .panels = count_panels(cpu->kernels, shape),
-                          .row_block = mst_linear_row_block(
+                          .rule_block = mst_linear_row_block(
                               shape->in_features, cpu->kernels->linear_tile, cpu->l2_bytes)};
     return mst_cpu_submit(stream, &launch);
 }

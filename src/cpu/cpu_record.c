@@ -138,6 +138,16 @@ done:
     return status;
 }
 
+mstar_status mst_cpu_graph_compile(mstar_graph *graph, mstar_stream *stream, const mst_compile *how,
+                                   mst_compiled *what)
+{
+    cpu_graph *g = graph_of(graph);
+    const cpu_graph *like = how->like != NULL ? graph_of(how->like) : NULL;
+    bool equal = like != NULL && like->num_launches == g->num_launches;
+    return mst_cpu_choose(g->launches, equal ? like->launches : NULL, g->num_launches, stream, how,
+                          what);
+}
+
 void mst_cpu_capture_abort(mstar_stream *stream, mstar_graph *graph)
 {
     (void)stream;

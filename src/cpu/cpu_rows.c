@@ -20,15 +20,45 @@ static int64_t count_elements(const mst_launch *launch)
     return mst_max_i64(0, mst_min_i64(tokens, job->x.num_rows)) * job->width;
 }
 
+int32_t mst_rows_split(int64_t elements, int64_t rows, int32_t threads)
+{
+    int64_t tasks = mst_min_i64(elements / TASK_ELEMENTS, threads);
+    return (int32_t)mst_min_i64(mst_max_i64(1, tasks), rows);
+}
+
 static mstar_status prepare(mst_launch *launch, int32_t max_threads)
 {
     if (launch->rows == 0) {
         launch->tasks = 0;
         return MSTAR_OK;
     }
-    int64_t tasks = mst_min_i64(count_elements(launch) / TASK_ELEMENTS, max_threads);
-    launch->tasks = (int32_t)mst_min_i64(mst_max_i64(1, tasks), launch->rows);
+    if (mst_choice_holds(&launch->choice, launch->rows, max_threads))
+        launch->tasks = (int32_t)mst_min_i64(launch->choice.tasks, launch->rows);
+    else
+        launch->tasks = mst_rows_split(count_elements(launch), launch->rows, max_threads);
     return MSTAR_OK;
+}
+
+/* Offsets of a pooling are other ones at every replay: all rows of x count. */
+static int32_t choices(const mst_launch *launch, int32_t threads, mst_choice *list)
+{
+    const rows_job *job = &launch->as.rows;
+    int64_t rows = launch->max_rows;
+    int64_t elements =
+        job->cu_seqlens != NULL ? job->x.num_rows * job->width : rows * job->row_elements;
+    mst_choice rule = {
+        .rows = rows, .threads = threads, .tasks = mst_rows_split(elements, rows, threads)};
+    return mst_choices_of_tasks(&rule, rows, list);
+}
+
+static void key(const mst_launch *launch, mst_launch_key *key)
+{
+    const rows_job *job = &launch->as.rows;
+    *key = (mst_launch_key){{job->width, job->x.dtype, job->x.row_stride, job->x.num_rows,
+                             job->residual.data != NULL, job->residual.row_stride, job->out.dtype,
+                             job->out.row_stride, job->activation, job->pooling, job->num_tables,
+                             job->num_heads, job->head_dim, job->rotary_dim, job->interleaved,
+                             job->weight != NULL}};
 }
 
 /* Whether what row reads lies inside of its tensors; told to have been checked unless recorded. */
@@ -128,9 +158,9 @@ static void touch(const mst_launch *launch, mst_regions *regions)
     mst_regions_add_bytes(regions, job->skip, ints, false);
 }
 
-#define KIND(name)                          \
-    {                                       \
-        name, prepare, task, touch, explain \
+#define KIND(name)                                        \
+    {                                                     \
+        name, prepare, task, touch, explain, choices, key \
     }
 
 static mstar_status run_rows(mstar_stream *stream, const mst_launch_kind *kind, int64_t num_rows,

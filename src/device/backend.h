@@ -59,6 +59,26 @@ struct mstar_graph {
     void *impl; /* the recorded work, the backend's own */
 };
 
+/* ---- graphs ---------------------------------------------------------------------------------- */
+
+/* How a graph is specialised for the sizes that it was recorded with. Nothing of it reaches the
+ * bits. */
+typedef struct mst_compile {
+    bool by_timing; /* candidates are timed; else rules decide */
+    const mstar_graph
+        *like; /* takes over what was chosen for an equal graph; NULL: there is none */
+    /* Calls run(context) once and answers how long that took. node: as graph_query_node counts. */
+    int64_t (*measure)(void *user, int64_t node, int32_t candidate, void (*run)(void *context),
+                       void *context);
+    void *user; /* measure's first argument */
+} mst_compile;
+
+typedef struct mst_compiled {
+    int64_t specialised; /* launches that have something to choose, chosen for these sizes */
+    int64_t tuned;       /* of them, chosen otherwise than by rule */
+    int64_t dropped;     /* candidates whose bits were others */
+} mst_compiled;
+
 /* ---- attention ------------------------------------------------------------------------------- */
 
 /* What a wrapper is, fixed at create. */
@@ -183,6 +203,11 @@ struct mst_backend {
     mstar_status (*capture_end)(mstar_stream *stream, mstar_graph *graph);
     /* The same without a graph; graph_close follows. */
     void (*capture_abort)(mstar_stream *stream, mstar_graph *graph);
+    /* Specialises the graph for a replay on this stream, before its first one. By timing, it runs
+       the work over what the buffers hold, and leaves there what a replay would. A failure leaves
+       the graph as it was, or chosen in part: right either way. NULL: nothing to specialise. */
+    mstar_status (*graph_compile)(mstar_graph *graph, mstar_stream *stream, const mst_compile *how,
+                                  mst_compiled *what);
     mstar_status (*graph_replay)(mstar_graph *graph, mstar_stream *stream);
     /* Frees what the graph holds in whatever state a begin has left it. */
     void (*graph_close)(mstar_graph *graph);

@@ -249,6 +249,24 @@ static mstar_status capture_step(mstar_graph_runner *runner, int64_t index, int3
     return record(runner, capture, &frame);
 }
 
+/* All slots of a bucket are alike: the first is tuned, the others take over what it has. */
+static mstar_status specialise(mstar_graph_runner *runner, int64_t index, int32_t slot)
+{
+    mst_runner_bucket *bucket = &runner->buckets[index];
+    const mst_capture *first = &runner->captures[index * runner->num_slots];
+    const mstar_graph *like = slot > 0 ? first->graph : NULL;
+    if (like == NULL && runner->like != NULL)
+        like = runner->like->captures[index * runner->like->num_slots].graph;
+    mst_specialised made;
+    MST_TRY(mst_specialise(first[slot].graph, runner->stream, bucket->compile_mode, like,
+                           &runner->tuning, &made));
+    int64_t dropped = bucket->specialised.counts.dropped;
+    bucket->specialised.counts = made.counts;
+    bucket->specialised.counts.dropped += dropped;
+    bucket->specialised.tuning_ns += made.tuning_ns;
+    return MSTAR_OK;
+}
+
 static mstar_status capture_slot(mstar_graph_runner *runner, int64_t index, int32_t slot)
 {
     mst_runner_bucket *bucket = &runner->buckets[index];
@@ -259,6 +277,7 @@ static mstar_status capture_slot(mstar_graph_runner *runner, int64_t index, int3
     mst_dummy_step_release(&step);
     MST_TRY(status);
     mstar_graph_info info = {.struct_size = sizeof info};
+    MST_TRY(specialise(runner, index, slot));
     MST_TRY(mstar_graph_query(runner->captures[index * runner->num_slots + slot].graph, &info));
     bucket->graph_bytes += info.bytes;
     bucket->nodes = info.nodes;
@@ -276,6 +295,7 @@ static void drop(mstar_graph_runner *runner, int64_t index, mstar_bucket_state s
         mst_tensors_clear(&capture->outputs);
     }
     runner->buckets[index].graph_bytes = 0;
+    runner->buckets[index].specialised.counts = (mst_compiled){0, 0, 0};
     runner->captured[index] = 0;
     mst_log(MST_LOG_ERROR, "%s: the bucket of %lld requests and %lld tokens is not captured: %s",
             runner->node, (long long)runner->buckets[index].size.bs,
@@ -294,7 +314,8 @@ static mstar_status capture_bucket(mstar_graph_runner *runner, int64_t index)
     } else {
         drop(runner, index, MSTAR_BUCKET_FAILED);
     }
-    runner->buckets[index].capture_ns = mst_runner_now() - start;
+    runner->buckets[index].capture_ns =
+        mst_runner_now() - start - runner->buckets[index].specialised.tuning_ns;
     runner->capture_ns += runner->buckets[index].capture_ns;
     return status;
 }

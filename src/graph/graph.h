@@ -6,6 +6,7 @@
 
 #include "base/base.h"
 #include "mstar/graph.h"
+#include "mstar/runner.h"
 
 /* ---- token_layout.c -------------------------------------------------------------------------- */
 
@@ -92,5 +93,11 @@ struct mstar_piecewise_config {
     int64_t *batch_sizes;
     int64_t *totals;
 };
+
+/* ---- runner.c -------------------------------------------------------------------------------- */
+
+/* Before capture: the buckets of runner take over what was chosen for those of like, which has the
+ * same configs, has captured, and lives until this capture is over. */
+void mst_graph_runner_take_over(mstar_graph_runner *runner, const mstar_graph_runner *like);
 
 #endif

@@ -40,6 +40,7 @@ struct mstar_region_runner {
     mstar_tensors results; /* views given out by the latest run */
     bool leased;           /* leased_slot is for the next run */
     int32_t leased_slot;
+    mst_tuning tuning;
     mstar_region_runner_info info;
 };
 

@@ -223,6 +223,21 @@ static mstar_status record(mstar_region_runner *runner, mst_region_capture *capt
     return mstar_graph_capture_end(runner->stream, &capture->graph);
 }
 
+/* Every capture of a region is specialised on its own. */
+static mstar_status specialise(mstar_region_runner *runner, const mst_region_capture *capture)
+{
+    const mstar_piecewise_config_info *config = &runner->config->info;
+    mst_specialised made;
+    MST_TRY(mst_specialise(capture->graph, runner->stream,
+                           config->compile ? config->effective_compile_mode : NULL, NULL,
+                           &runner->tuning, &made));
+    runner->info.specialised += made.counts.specialised;
+    runner->info.tuned += made.counts.tuned;
+    runner->info.dropped_choices += made.counts.dropped;
+    runner->info.tuning_ns += made.tuning_ns;
+    return MSTAR_OK;
+}
+
 static mstar_status capture_slot(mstar_region_runner *runner, int64_t index, int32_t slot)
 {
     const mstar_capture_shape *shape = &runner->shapes.items[index];
@@ -253,6 +268,7 @@ static mstar_status capture_slot(mstar_region_runner *runner, int64_t index, int
     mst_region_reset_padding(runner, &context, runner->config->info.type == MSTAR_PIECEWISE_PACKED);
     mstar_tensors_release(&results);
     MST_TRY(status);
+    MST_TRY(specialise(runner, capture));
     mstar_graph_info info = {.struct_size = sizeof info};
     MST_TRY(mstar_graph_query(capture->graph, &info));
     runner->info.graph_bytes += info.bytes;
@@ -282,7 +298,7 @@ mstar_status mstar_region_runner_capture(mstar_region_runner *runner)
         first = first != MSTAR_OK ? first : status;
         runner->info.num_captured += runner->captured[shape];
     }
-    runner->info.capture_ns = mst_runner_now() - start;
+    runner->info.capture_ns = mst_runner_now() - start - runner->info.tuning_ns;
     const char *required = mst_env_get(MST_ENV_REQUIRE_GRAPHS);
     if (runner->info.num_captured == runner->shapes.count || required == NULL ||
         strcmp(required, "1") != 0)

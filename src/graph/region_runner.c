@@ -190,6 +190,8 @@ mstar_status mstar_region_runner_query(const mstar_region_runner *runner,
 {
     MST_TRY(mst_check_not_null("runner", runner));
     mstar_region_runner_info full = runner->info;
+    const mstar_piecewise_config_info *config = &runner->config->info;
+    full.compile_mode = config->compile ? config->effective_compile_mode : "none";
     full.num_slots = runner->num_slots;
     full.num_shapes = runner->shapes.count;
     full.num_handles = runner->num_handles;

@@ -101,6 +101,7 @@ static void make_bucket(mstar_graph_runner *runner, int64_t index)
     runner->buckets[index] = (mst_runner_bucket){
         .config_index = row->config_index,
         .size = {row->bs, row->num_tokens},
+        .compile_mode = row->config->compile ? row->config->effective_compile_mode : NULL,
     };
     for (int32_t slot = 0; slot < runner->num_slots; slot++) {
         mst_capture *capture = &runner->captures[index * runner->num_slots + slot];
@@ -239,6 +240,11 @@ mstar_stream *mstar_graph_runner_get_stream(const mstar_graph_runner *runner)
     return runner != NULL ? runner->stream : NULL;
 }
 
+void mst_graph_runner_take_over(mstar_graph_runner *runner, const mstar_graph_runner *like)
+{
+    runner->like = like;
+}
+
 static void release_capture(mst_capture *capture)
 {
     mstar_graph_destroy(capture->graph);
@@ -307,6 +313,10 @@ static void count_buckets(const mstar_graph_runner *runner, mstar_graph_runner_i
         info->num_failed +=
             bucket->state == MSTAR_BUCKET_FAILED || bucket->state == MSTAR_BUCKET_DISAGREED;
         info->graph_bytes += bucket->graph_bytes;
+        info->specialised += bucket->specialised.counts.specialised;
+        info->tuned += bucket->specialised.counts.tuned;
+        info->dropped_choices += bucket->specialised.counts.dropped;
+        info->tuning_ns += bucket->specialised.tuning_ns;
     }
     for (int64_t i = 0; i < runner->num_configs; i++)
         info->static_input_bytes += runner->config_states[i].inputs.bytes;
@@ -357,6 +367,11 @@ mstar_status mstar_graph_runner_query_bucket(const mstar_graph_runner *runner, i
         .replays = atomic_load(&bucket->replays),
         .tokens = atomic_load(&bucket->tokens),
         .padding_tokens = atomic_load(&bucket->padding_tokens),
+        .compile_mode = bucket->compile_mode != NULL ? bucket->compile_mode : "none",
+        .specialised = bucket->specialised.counts.specialised,
+        .tuned = bucket->specialised.counts.tuned,
+        .dropped_choices = bucket->specialised.counts.dropped,
+        .tuning_ns = bucket->specialised.tuning_ns,
     };
     (void)snprintf(full.reason, sizeof full.reason, "%s", bucket->reason);
     return mst_info_write("info", &full, sizeof full, info);

@@ -56,6 +56,25 @@ mstar_status mst_static_inputs_stage(const mst_static_inputs *inputs, const msta
                                      mstar_stream *stream);
 void mst_static_inputs_release(mst_static_inputs *inputs);
 
+/* ---- specialise.c ---------------------------------------------------------------------------- */
+
+/* Who tells how long a candidate takes; measure NULL: the clock. */
+typedef struct mst_tuning {
+    int64_t (*measure)(void *user, int64_t node, int32_t candidate, void (*run)(void *context),
+                       void *context);
+    void *user;
+} mst_tuning;
+
+typedef struct mst_specialised {
+    mst_compiled counts;
+    int64_t tuning_ns;
+} mst_specialised;
+
+/* mode: in force; NULL: the graph stays as it was recorded. like: see mst_compile. */
+mstar_status mst_specialise(mstar_graph *graph, mstar_stream *stream, const char *mode,
+                            const mstar_graph *like, const mst_tuning *tuning,
+                            mst_specialised *made);
+
 /* ---- runner.c -------------------------------------------------------------------------------- */
 
 /* One bucket in one slot. */
@@ -72,6 +91,8 @@ typedef struct mst_runner_bucket {
     mstar_frame_size size;
     size_t scratch_bytes, graph_bytes;
     int64_t nodes, capture_ns;
+    const char *compile_mode;    /* static; NULL: compile is 0 */
+    mst_specialised specialised; /* counts of one slot, time of all */
     _Atomic int64_t replays, tokens, padding_tokens;
     char reason[160];
 } mst_runner_bucket;
@@ -127,6 +148,8 @@ struct mstar_graph_runner {
     mstar_buffer *pool;
     size_t pool_bytes;
     int64_t capture_ns;
+    mst_tuning tuning;
+    const mstar_graph_runner *like; /* of the same configs: its choices are taken over; or NULL */
 
     /* Held while a step is made ready and while one is planned ahead, let go before the forward:
        whoever comes second sees which slot is next. */

@@ -188,7 +188,7 @@ static mstar_status open_workers(const mstar_encoder_desc *desc, mstar_encoder *
             MST_TRY(mst_worker_graphs_open(encoder->device, &encoder->folder, &encoder->weights,
                                            encoder->graph_configs[i == 0 ? 0 : 1],
                                            (unsigned char *)encoder->workspaces + (size_t)i * piece,
-                                           whole, &encoder->workers[i]));
+                                           whole, encoder->workers, &encoder->workers[i]));
     }
     return mstar_stream_create(encoder->device, -1, &encoder->stream);
 }

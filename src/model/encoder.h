@@ -290,10 +290,12 @@ int64_t mst_graph_buckets(int64_t max_tokens, const int64_t *given, int64_t num_
 /* Their config. */
 mstar_status mst_graph_config_open(int64_t max_tokens, const int64_t *given, int64_t num_given,
                                    mstar_graph_config **config);
-/* Captures the worker's buckets; buckets is kept. */
+/* Captures the worker's buckets; buckets is kept. workers: of the encoder, opened in their order.
+ */
 mstar_status mst_worker_graphs_open(mstar_device *device, const mst_folder *folder,
                                     const mst_weights *weights, const mstar_graph_config *buckets,
-                                    void *workspace, size_t workspace_bytes, mst_worker *worker);
+                                    void *workspace, size_t workspace_bytes,
+                                    const mst_worker *workers, mst_worker *worker);
 void mst_worker_graphs_close(mst_worker_graphs *graphs);
 /* The forward of what lies in the worker, replayed where a bucket holds it. */
 mstar_status mst_worker_graphs_forward(mst_worker_graphs *graphs, mstar_stream *stream,

@@ -7,8 +7,10 @@
  * workspace is the worker's. Pooling and what follows it stay eager: they are a few launches whose
  * kinds depend on the call.
  */
+#include <string.h>
+
+#include "graph/graph.h"
 #include "model/encoder.h"
-#include "mstar/runner.h"
 
 struct mst_worker_graphs {
     const mst_bert_config *config;
@@ -22,6 +24,7 @@ struct mst_worker_graphs {
     mstar_node_input *inputs; /* of a step */
     int64_t *requests;
     int64_t max_requests;
+    bool shared; /* by all threads, at times: the first worker's */
 };
 
 /* ---- which buckets --------------------------------------------------------------------------- */
@@ -95,6 +98,18 @@ static mstar_ragged_prefill *wrapper_of(const mst_worker_graphs *g, const mstar_
     return g->wrappers[i];
 }
 
+/* A dummy step: tokens of id 0, since choices by timing run it. */
+static void fill_dummy(mst_worker *worker, const mstar_node_input *inputs, int64_t count)
+{
+    worker->offsets[0] = 0;
+    for (int64_t i = 0; i < count; i++)
+        worker->offsets[i + 1] = worker->offsets[i] + (int32_t)inputs[i].input_seq_len;
+    size_t bytes = (size_t)worker->offsets[count] * sizeof(int32_t);
+    memset(worker->ids, 0, bytes);
+    memset(worker->type_ids, 0, bytes);
+    memset(worker->positions, 0, bytes);
+}
+
 static mstar_status preprocess(void *user, const mstar_step_context *context,
                                const mstar_node_input *inputs, int64_t count,
                                mstar_tensors *tensors)
@@ -102,11 +117,8 @@ static mstar_status preprocess(void *user, const mstar_step_context *context,
     mst_worker_graphs *g = user;
     int32_t *offsets = g->worker->offsets;
     (void)tensors;
-    if (context->capturing) { /* the dummy step; else the caller has filled them */
-        offsets[0] = 0;
-        for (int64_t i = 0; i < count; i++)
-            offsets[i + 1] = offsets[i] + (int32_t)inputs[i].input_seq_len;
-    }
+    if (context->capturing) /* else the caller has filled them */
+        fill_dummy(g->worker, inputs, count);
     int64_t time = mst_stage_start(g->worker);
     MST_TRY(mstar_ragged_prefill_plan(wrapper_of(g, context->lease), context->stream, offsets,
                                       context->num_requests, 0));
@@ -153,7 +165,10 @@ static mstar_status open_wrappers(mstar_device *device, const mst_folder *folder
     return MSTAR_OK;
 }
 
-static mstar_status open_runner(mstar_device *device, mst_worker_graphs *g)
+/* like: another worker of the same size, whose forwards are cut as these; NULL for the first
+ * worker, whose forwards all threads may share, and for the second. */
+static mstar_status open_runner(mstar_device *device, const mst_worker_graphs *like,
+                                mst_worker_graphs *g)
 {
     mstar_node_hooks hooks;
     mstar_node_hooks_init(&hooks);
@@ -168,14 +183,18 @@ static mstar_status open_runner(mstar_device *device, mst_worker_graphs *g)
     desc.num_configs = 1;
     desc.num_slots = 1;
     desc.num_warmups = 0; /* kernels are chosen already, and nothing is compiled at a first run */
+    desc.num_threads = g->shared ? -1 : 1;
     MST_TRY(mstar_graph_runner_create(device, &desc, &g->runner));
+    if (like != NULL)
+        mst_graph_runner_take_over(g->runner, like->runner);
     MST_TRY(mstar_graph_runner_prepare(g->runner));
     return mstar_graph_runner_capture(g->runner);
 }
 
 mstar_status mst_worker_graphs_open(mstar_device *device, const mst_folder *folder,
                                     const mst_weights *weights, const mstar_graph_config *buckets,
-                                    void *workspace, size_t workspace_bytes, mst_worker *worker)
+                                    void *workspace, size_t workspace_bytes,
+                                    const mst_worker *workers, mst_worker *worker)
 {
     void *memory;
     MST_TRY(mst_alloc_zero(sizeof(mst_worker_graphs), "graphs of a worker", &memory));
@@ -184,9 +203,11 @@ mstar_status mst_worker_graphs_open(mstar_device *device, const mst_folder *fold
     g->weights = weights;
     g->worker = worker;
     g->buckets = buckets;
+    g->shared = worker == workers;
+    const mst_worker_graphs *like = worker - workers > 1 ? workers[1].graphs : NULL;
     mstar_status status = open_wrappers(device, folder, workspace, workspace_bytes, g);
     if (status == MSTAR_OK)
-        status = open_runner(device, g);
+        status = open_runner(device, like, g);
     if (status != MSTAR_OK) {
         mst_worker_graphs_close(g);
         return status;
@@ -263,6 +284,10 @@ static void add_info(const mstar_graph_runner_info *one, mstar_graph_runner_info
     sum->replayed_tokens += one->replayed_tokens;
     sum->padding_tokens += one->padding_tokens;
     sum->eager_tokens += one->eager_tokens;
+    sum->specialised += one->specialised;
+    sum->tuned += one->tuned;
+    sum->dropped_choices += one->dropped_choices;
+    sum->tuning_ns += one->tuning_ns;
 }
 
 mstar_status mstar_encoder_query_graphs(const mstar_encoder *encoder, mstar_graph_runner_info *info)

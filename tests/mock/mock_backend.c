@@ -198,6 +198,14 @@ static void mock_capture_abort(mstar_stream *stream, mstar_graph *graph)
     mock_of(stream->device)->real->capture_abort(stream, graph);
 }
 
+static mstar_status mock_graph_compile(mstar_graph *graph, mstar_stream *stream,
+                                       const mst_compile *how, mst_compiled *what)
+{
+    mock_backend *mock = mock_of(graph->device);
+    MST_TRY(pass(mock, "graph_compile"));
+    return mock->real->graph_compile(graph, stream, how, what);
+}
+
 static mstar_status mock_graph_replay(mstar_graph *graph, mstar_stream *stream)
 {
     mock_backend *mock = mock_of(graph->device);
@@ -240,6 +248,7 @@ void mock_install(mock_backend *mock, mstar_device *device)
     backend->capture_begin = mock_capture_begin;
     backend->capture_end = mock_capture_end;
     backend->capture_abort = mock_capture_abort;
+    backend->graph_compile = mock_graph_compile;
     backend->graph_replay = mock_graph_replay;
     backend->graph_close = mock_graph_close;
     device->backend = backend;

@@ -323,7 +323,7 @@ class Info(ProgramTest):
 
     def test_machine_part(self):
         document = self.info()
-        self.assertEqual(set(document), {"version", "machine", "gpu", "gpu_reason", "model"})
+        self.assertEqual(set(document), {"version", "machine", "gpu", "gpu_reason", "graphs", "model"})
         self.assertEqual(document["gpu"] is None, bool(document["gpu_reason"]))
         self.assertIsNone(document["model"])
         self.assertEqual(set(document["machine"]), self.MACHINE)

@@ -214,6 +214,35 @@ class Embed(ProgramTest):
         text, _ = self.ok("graphs", "stats", "--model", self.model, stdin=self.TEXTS)
         self.assertIn("replays", text.decode())
 
+    def test_compile_mode(self):
+        """The mode of the environment is told, and the vectors do not depend on it."""
+        name, tuned = "MSTAR_GRAPH_COMPILE_MODE", "max-autotune-no-cudagraphs"
+        ask = ["embed", "--model", self.model]
+        off, _ = self.ok(*ask, "--graphs", "off", stdin=self.TEXTS)
+        for mode in ("default", tuned):
+            env = environment(**{name: mode})
+            vectors, err = self.ok(*ask, "--stats", stdin=self.TEXTS, env=env)
+            self.assertEqual(vectors, off)
+            self.assertIn(f'compile mode "{mode}"', err)
+            out, _ = self.ok("graphs", "stats", "--model", self.model, "--json",
+                             stdin=self.TEXTS, env=env)
+            stats = json.loads(out)
+            captures = stats["captures"]
+            self.assertEqual(captures["compile_mode"], mode)
+            self.assertEqual(captures["dropped_choices"], 0)
+            for b in stats["buckets"]:
+                self.assertEqual(b["compile_mode"], mode)
+                self.assertEqual(b["specialised"], b["nodes"])  # each has something to choose
+                self.assertLessEqual(b["tuned"], b["specialised"] if mode == tuned else 0)
+            self.assertEqual(captures["tuning_ns"], sum(b["tuning_ns"] for b in stats["buckets"]))
+            graphs = json.loads(self.ok("info", "--json", env=env)[0])["graphs"]
+            self.assertEqual(graphs, {"compile_mode": mode, "compile_mode_source": name})
+        self.assertEqual(json.loads(self.ok("info", "--json")[0])["graphs"],
+                         {"compile_mode": "default", "compile_mode_source": "default"})
+        bad = environment(**{name: "max-autotune"})
+        self.fails(BAD_CONFIG, "info", env=bad, words=[name, "max-autotune", "default"])
+        self.fails(BAD_CONFIG, *ask, env=bad, words=[name, "max-autotune", "default"])
+
     def test_refused(self):
         self.fails(NO_INPUT, "embed", "--model", self.model, "--graphs", self.path("none"),
                    words=["none"])

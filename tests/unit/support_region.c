@@ -110,9 +110,9 @@ void region_bench_open(region_bench *b, const int64_t *sizes, int64_t num_sizes,
                        const int64_t *totals, int64_t num_totals)
 {
     memset(b, 0, sizeof *b);
-    CHECK_OK(mstar_device_open("cpu", &(mstar_device_desc){.struct_size = 8, .num_threads = 1},
+    CHECK_OK(mstar_device_open("cpu", &(mstar_device_desc){.struct_size = 8, .num_threads = 2},
                                &b->device));
-    CHECK_OK(mstar_stream_create(b->device, 1, &b->stream));
+    CHECK_OK(mstar_stream_create(b->device, -1, &b->stream));
     node_open(&b->node, b->device, 21);
     node_manage(&b->node);
     b->seq_len = seq_len;

@@ -118,6 +118,72 @@ static void test_batched(void **state)
     region_bench_close(&b);
 }
 
+/* The bench's config once more, to be specialised. */
+static void compile_with(region_bench *b, const char *mode)
+{
+    mstar_piecewise_config_info info = {.struct_size = sizeof info};
+    CHECK_OK(mstar_piecewise_config_query(b->config, &info));
+    mstar_piecewise_config_desc desc;
+    mstar_piecewise_packed_config_desc_init(&desc);
+    desc.compile = 1;
+    desc.compile_mode = mode;
+    desc.capture_fn = info.capture_fn;
+    desc.make_static_inputs = info.make_static_inputs;
+    desc.declare_step = info.declare_step;
+    desc.user = info.user;
+    desc.forward_kwargs = info.forward_kwargs;
+    desc.capture_batch_sizes = info.capture_batch_sizes;
+    desc.num_capture_batch_sizes = info.num_capture_batch_sizes;
+    desc.total_tokens = info.total_tokens;
+    desc.num_total_tokens = info.num_total_tokens;
+    mstar_piecewise_config *made;
+    CHECK_OK(mstar_piecewise_packed_config_create(&desc, &made));
+    mstar_piecewise_config_destroy(b->config);
+    b->config = made;
+}
+
+static int64_t second_wins(void *user, int64_t place, int32_t candidate, void (*run)(void *context),
+                           void *context)
+{
+    (void)place;
+    run(context);
+    ++*(int64_t *)user;
+    return candidate == 1 ? 10 : 1000;
+}
+
+/* Regions are not specialised unless asked; then each capture on its own, with the same bits. */
+static void test_compile(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {2}, totals[] = {32, 64};
+    static const char *const modes[] = {NULL, "default", "max-autotune-no-cudagraphs"};
+    static region_bench b;
+    check_rng rng = {37};
+    for (int i = 0; i < 3; i++) {
+        int64_t timed = 0;
+        region_bench_open(&b, sizes, 1, 0, totals, 2);
+        if (modes[i] != NULL)
+            compile_with(&b, modes[i]);
+        mstar_region_runner_desc desc = region_bench_desc(&b);
+        CHECK_OK(mstar_region_runner_create(b.device, &desc, &b.runner));
+        b.runner->tuning = (mst_tuning){.measure = second_wins, .user = &timed};
+        CHECK_OK(mstar_region_runner_prepare(b.runner));
+        CHECK_OK(mstar_region_runner_capture(b.runner));
+        mstar_region_runner_info info = region_bench_query(&b);
+        assert_string_equal(info.compile_mode, i == 0 ? "none" : modes[i]);
+        /* two products and attention; there is no choice in the copy that ends the region */
+        assert_int_equal(info.specialised, i == 0 ? 0 : 2 * info.num_slots * 3);
+        assert_true((timed > 0) == (i == 2));
+        assert_true((info.tuned > 0) == (i == 2));
+        assert_int_equal(info.dropped_choices, 0);
+        assert_true(info.capture_ns > 0);
+        (void)region_bench_check(&b, &rng, (int64_t[]){30, 34}, 2, 2);
+        (void)region_bench_check(&b, &rng, (int64_t[]){20, 13}, 2, 2);
+        (void)region_bench_check(&b, &rng, (int64_t[]){1}, 1, 1);
+        region_bench_close(&b);
+    }
+}
+
 static void test_can_run_and_lease(void **state)
 {
     (void)state;
@@ -240,6 +306,7 @@ int main(void)
                                        cmocka_unit_test(test_views_and_copies),
                                        cmocka_unit_test(test_many_segments),
                                        cmocka_unit_test(test_batched),
+                                       cmocka_unit_test(test_compile),
                                        cmocka_unit_test(test_can_run_and_lease),
                                        cmocka_unit_test(test_every_call_fails_once),
                                        cmocka_unit_test(test_refused)};

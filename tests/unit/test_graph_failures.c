@@ -317,6 +317,21 @@ static void test_refused(void **state)
     CHECK_INVALID(mstar_graph_runner_step(b.runner, &step, &result), "step.requests[0] is -2");
     handle = 0;
     CHECK_INVALID(mstar_graph_runner_step(b.runner, &step, &result), "input_seq_len is -1");
+    /* a request twice, among few and among many; many in any order are no fault of theirs */
+    static int64_t handles[400];
+    static mstar_node_input inputs[400];
+    step.requests = handles;
+    step.inputs = inputs;
+    for (int64_t count = 2; count <= 400; count += 199) {
+        step.count = count;
+        for (int64_t i = 0; i < count; i++) {
+            handles[i] = count - i;
+            inputs[i].input_seq_len = -1;
+        }
+        CHECK_INVALID(mstar_graph_runner_step(b.runner, &step, &result), "input_seq_len is -1");
+        handles[count - 1] = count;
+        CHECK_INVALID(mstar_graph_runner_step(b.runner, &step, &result), " twice");
+    }
     assert_string_equal(mstar_bucket_state_name(MSTAR_BUCKET_CAPTURED), "captured");
     assert_string_equal(mstar_bucket_state_name((mstar_bucket_state)9), "unknown");
     bench_close(&b);

@@ -43,6 +43,16 @@ static void test_packed(void **state)
     region_bench_close(&b);
 }
 
+static void open_one_slot(region_bench *b, const int64_t *size, const int64_t *total)
+{
+    region_bench_open(b, size, 1, 0, total, 1);
+    mstar_region_runner_desc desc = region_bench_desc(b);
+    desc.num_slots = 1;
+    CHECK_OK(mstar_region_runner_create(b->device, &desc, &b->runner));
+    CHECK_OK(mstar_region_runner_prepare(b->runner));
+    CHECK_OK(mstar_region_runner_capture(b->runner));
+}
+
 /* Views alias the runner's buffers; a copy outlives the next run. */
 static void test_views_and_copies(void **state)
 {
@@ -51,12 +61,7 @@ static void test_views_and_copies(void **state)
     static region_bench b;
     static float kept[16][NODE_WIDTH], before[16][NODE_WIDTH];
     check_rng rng = {32};
-    region_bench_open(&b, sizes, 1, 0, totals, 1);
-    mstar_region_runner_desc desc = region_bench_desc(&b);
-    desc.num_slots = 1;
-    CHECK_OK(mstar_region_runner_create(b.device, &desc, &b.runner));
-    CHECK_OK(mstar_region_runner_prepare(b.runner));
-    CHECK_OK(mstar_region_runner_capture(b.runner));
+    open_one_slot(&b, sizes, totals);
     static region_rows r;
     region_bench_eager(&b, &rng, (int64_t[]){9}, 1, &r);
     mstar_region_result result = region_bench_run(&b, &r, (int64_t[]){9}, 1, 1);
@@ -184,6 +189,38 @@ static void test_compile(void **state)
     }
 }
 
+/* Without requests no resource is touched: the plan of the run before still holds, and buffers that
+ * are not named keep their contents. */
+static void test_without_requests(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {1}, totals[] = {16};
+    static region_bench b;
+    static region_rows r;
+    check_rng rng = {37};
+    open_one_slot(&b, sizes, totals);
+    const int64_t lengths[] = {9};
+    region_bench_eager(&b, &rng, lengths, 1, &r);
+    (void)region_bench_run(&b, &r, lengths, 1, 1);
+    mstar_ragged_manager_info before = {.struct_size = sizeof before}, after = before;
+    CHECK_OK(mstar_ragged_manager_query(b.node.manager, &before));
+    mstar_region_call call;
+    mstar_region_result result = {.struct_size = sizeof result};
+    mstar_region_call_init(&call);
+    call.seq_lens = lengths;
+    call.num_seq_lens = 1;
+    CHECK_OK(mstar_region_runner_run(b.runner, &call, &result));
+    assert_int_equal(result.real_len, 9);
+    assert_memory_equal(mstar_tensors_find(result.outputs, "x")->data, r.want,
+                        9 * sizeof r.want[0]);
+    call.real_bs = 2; /* it goes before the number of lengths */
+    CHECK_FAILED(mstar_region_runner_run(b.runner, &call, &result), MSTAR_OUT_OF_ORDER,
+                 "2 requests");
+    CHECK_OK(mstar_ragged_manager_query(b.node.manager, &after));
+    assert_int_equal(after.plans, before.plans);
+    region_bench_close(&b);
+}
+
 static void test_can_run_and_lease(void **state)
 {
     (void)state;
@@ -307,6 +344,7 @@ int main(void)
                                        cmocka_unit_test(test_many_segments),
                                        cmocka_unit_test(test_batched),
                                        cmocka_unit_test(test_compile),
+                                       cmocka_unit_test(test_without_requests),
                                        cmocka_unit_test(test_can_run_and_lease),
                                        cmocka_unit_test(test_every_call_fails_once),
                                        cmocka_unit_test(test_refused)};

@@ -6,8 +6,9 @@ tests/data/known-faults.json holds the cases; tests/known_faults/index has one l
     ID: unit.PROGRAM FUNCTION            FAULT("ID", FUNCTION) in tests/unit/PROGRAM.c
     ID: ref.PROGRAM FUNCTION             def FUNCTION in tests/ref/PROGRAM.py, naming the ID
     ID: program.PROGRAM FUNCTION         the same in tests/program
+    ID: python.PROGRAM FUNCTION          the same in python/tests, which program.test_wheel runs
     ID: bench: FILE NAME                 a row of that name in a file of bench/problems
-    ID: waits for: WHAT: reason          graphs, cuda, python or server: what it needs first
+    ID: waits for: WHAT: reason          graphs, cuda or server: what it needs first
     ID: not expressible here: reason
 
 Faults: an id without a line, a line without a case, lines out of order or twice, a test, function or
@@ -28,8 +29,8 @@ import sys
 CASES = "tests/data/known-faults.json"
 INDEX = "tests/known_faults/index"
 DOCUMENT = "docs/known-faults.md"
-WAITS = ("graphs", "cuda", "python", "server")
-SUFFIX = {"unit": ".c", "ref": ".py", "program": ".py"}
+WAITS = ("graphs", "cuda", "server")
+SUFFIX = {"unit": ".c", "ref": ".py", "program": ".py", "python": ".py"}
 TABLE = re.compile(r"(<!-- counts -->\n).*?(<!-- end of counts -->)", re.S)
 MIN_REASON = 20
 
@@ -67,12 +68,13 @@ class Check:
 
     def check_test(self, place, name, test, function):
         group, _, program = test.partition(".")
-        path = f"tests/{group}/{program}{SUFFIX[group]}"
+        folder = "python/tests" if group == "python" else f"tests/{group}"
+        path = f"{folder}/{program}{SUFFIX[group]}"
         text = self.read(path)
         if text is None:
             self.fault(place, f"{path} does not exist")
             return
-        self.check_ctest(place, test)
+        self.check_ctest(place, "program.test_wheel" if group == "python" else test)
         if group == "unit":
             if f'FAULT("{name}", {function})' not in text:
                 self.fault(place, f'{path} has no FAULT("{name}", {function})')
@@ -95,7 +97,7 @@ class Check:
     def check_line(self, place, name, answer):
         """Returns the sort of the answer."""
         words = answer.split()
-        test = re.fullmatch(r"((?:unit|ref|program)\.\w+) (\w+)", answer)
+        test = re.fullmatch(r"((?:unit|ref|program|python)\.\w+) (\w+)", answer)
         if test:
             self.check_test(place, name, test.group(1), test.group(2))
             return "test"

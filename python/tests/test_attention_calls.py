@@ -153,6 +153,25 @@ def test_offsets_that_are_accepted(offsets):
     assert wrapper.info["num_tokens"] == 5 and wrapper.info["offset_syncs"] == 0
 
 
+def test_lengths_of_64_bits():
+    """BR-095: 64-bit offsets are read as such, value by value, and one that 32 bits do not hold is
+    refused: nothing is ever taken for an array of 32-bit ones."""
+    q, kv = [0, 1, 2], [0, 5, 14]
+    rng = np.random.default_rng(95)
+    values = [rng.standard_normal((rows, 8, 64), np.float32) for rows in (2, 14, 14)]
+    for cls in (RaggedCrossPrefillWrapper, PrefixedPrefillWrapper):
+        wrapper = cls(8, 8, 64, device="cpu", q_data_type="float32")
+        results = []
+        for dtype in (np.int32, np.int64, np.uint64):
+            wrapper.plan(np.array(q, dtype), np.array(kv, dtype))
+            results.append(np.asarray(wrapper.run(*values)))
+        assert results[0].tobytes() == results[1].tobytes() == results[2].tobytes()
+        assert np.abs(results[0]).max(axis=(1, 2)).min() > 0  # the second sequence too
+        for side in ((np.array([0, 1, 2**32 + 2]), kv), (q, np.array([0, 5, 2**32 + 14]))):
+            with pytest.raises(ValueError, match="4294967"):
+                wrapper.plan(*side)
+
+
 @pytest.mark.parametrize("offsets, error, message", [
     ([], ValueError, "empty"), ([1, 2], ValueError, "0"), ([0, 3, 2], ValueError, "2"),
     ([0, 2**31], ValueError, r"\[1\] is 2147483648"), ([0, -1], ValueError, r"\[1\] is -1"),

@@ -10,10 +10,10 @@ SOURCE = pathlib.Path(os.environ.get("MSTAR_TEST_SOURCE", pathlib.Path(__file__)
 BUILD = os.environ.get("MSTAR_TEST_BUILD")
 SCRIPT = SOURCE / "tools" / "check_faults.py"
 NAMES = ("tests/data", "tests/known_faults", "tests/unit", "tests/ref", "tests/program", "docs",
-         "bench/problems")
+         "bench/problems", "python/tests")
 
 INDEX, UNIT = "tests/known_faults/index", "tests/unit/test_faults_empty.c"
-TOKENS = "tests/ref/test_faults_tokens.py"
+TOKENS, CALLS = "tests/ref/test_faults_tokens.py", "python/tests/test_attention_calls.py"
 LINE = "BR-001: unit.test_faults_empty longest_is_not_asked_for\n"
 
 # file, what stands there, what is put in its place, what the fault's line must say
@@ -37,6 +37,7 @@ PLANTED = [
     (UNIT, 'FAULT("BR-002"', 'FAULT("BR-003"', 'has no FAULT("BR-002"'),
     (UNIT, "static void match(", "static void matches(", "no test function match"),
     (UNIT, 'FAULT("BR-001"', 'FAULT("BR-009", match), FAULT("BR-001"', "lacks BR-009"),
+    (CALLS, "def test_lengths_of_64_bits(", "def test_lengths(", "no function test_lengths_of_64_bits"),
     (TOKENS, "def both_forms_differ(", "def both_forms(", "no function both_forms_differ"),
     ("docs/known-faults.md", "| all | 168 |", "| all | 169 |", "not that of the index"),
     ("docs/known-faults.md", "<!-- counts -->", "", "no table"),

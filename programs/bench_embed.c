@@ -56,7 +56,7 @@ static int put_shares(const cli_session *session, cli_report *report)
     return CLI_OK;
 }
 
-static int read_texts(const cli_options *options, cli_chunk *chunk)
+int cli_bench_read_texts(const cli_options *options, cli_chunk *chunk)
 {
     cli_input input = {0};
     const cli_chunk_limits all = {.max_texts = INT64_MAX,
@@ -118,7 +118,7 @@ int cli_bench_embed(const cli_options *options)
     cli_report report = {0};
     cli_chunk chunk = {0};
     double peak = 0;
-    int code = read_texts(options, &chunk);
+    int code = cli_bench_read_texts(options, &chunk);
     if (code == CLI_OK)
         code = cli_session_open_device(&session, options->threads);
     double start = cli_bench_now();

@@ -381,7 +381,7 @@ const cli_command_row cli_command_rows[] = {
        "mstar info --model all-MiniLM-L6-v2 --json | python3 -m json.tool"}}},
     {CLI_BENCH,
      "bench",
-     "attn|linear|embed|replay|tower",
+     "attn|linear|embed|replay|tower|graphs",
      "measure this machine",
      "attn runs the ragged attention wrappers over the workloads of a file; linear the packed "
      "products of every layer shape of MiniLM and bge-base, from 1 to 2048 rows; embed turns the "
@@ -390,7 +390,10 @@ const cli_command_row cli_command_rows[] = {
      "and are what the calls themselves cost; tower runs whole stacks of layers with random "
      "weights "
      "over the lengths of a file, captured once and replayed, and compares the replay with plain "
-     "calls bit by bit first.\n"
+     "calls bit by bit first; graphs times a model's batches eager and with graphs, in turn: "
+     "single "
+     "texts, and with --input the texts of a file. There waste is the share of the replayed "
+     "buckets' rows that held no token.\n"
      "Every figure is the median of several runs after one that does not count. peak_gflops is "
      "measured in the same run by multiply-adds on registers on all threads, and of_peak is a "
      "row's "

@@ -147,7 +147,7 @@ class Bench(ProgramTest):
                    words=["name"])
         self.fails(NO_INPUT, "bench", "tower", "--workloads", self.path("none.json"))
         self.fails(USAGE, "bench", "tower", words=["--workloads"])
-        self.fails(USAGE, "bench", "towers", words=["attn, linear, embed, replay or tower"])
+        self.fails(USAGE, "bench", "towers", words=["attn, linear, embed, replay, tower or graphs"])
 
 
 class Goals(ProgramTest):

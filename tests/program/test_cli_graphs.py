@@ -185,6 +185,24 @@ class Embed(ProgramTest):
             self.assertEqual(self.ok(*ask, stdin=self.TEXTS,
                                      env=environment(MSTAR_GRAPHS="off"))[0], off)
 
+    def test_equal_bytes_at_the_edges(self):
+        """Nothing, a token, more than the model takes, and more texts than any batch holds."""
+        inputs = {"nothing": "\n", "a token": "cat\n", "cut": "the old moon " * 40 + "\n",
+                  "nothing among others": "\nhello world\n\n\ncat\n",
+                  "one token each": "cat\n" * 3000,
+                  "huge": "".join("dog runs " * (n % 23) + "\n" for n in range(4500))}
+        for name, texts in inputs.items():
+            ask = ("embed", "--model", self.model, "--format", "f32", "--truncate", "end")
+            off, _ = self.ok(*ask, "--graphs", "off", stdin=texts)
+            self.assertEqual(len(off), texts.count("\n") * self.dims * 4, name)
+            for more in ([], ["--threads", 2], ["--batch-tokens", 40]):
+                self.assertEqual(self.ok(*ask, *more, stdin=texts)[0], off, (name, more))
+            out, _ = self.ok("graphs", "stats", "--model", self.model, "--json", stdin=texts)
+            stats = json.loads(out)
+            self.assertEqual(stats["steps"], stats["replays"] + sum(stats["misses"].values()), name)
+            self.assertEqual(stats["eager_steps"], sum(stats["misses"].values()), name)
+            self.assertEqual(stats["replays"], sum(b["replays"] for b in stats["buckets"]), name)
+
     def test_stats_line(self):
         _, err = self.ok("embed", "--model", self.model, "--stats", stdin=self.TEXTS)
         self.assertRegex(err, r"mstar embed: \d+ batches replayed, 0 eager")
@@ -252,6 +270,36 @@ class Embed(ProgramTest):
         self.fails(USAGE, "graphs", "stats", "--model", self.model, "--graphs", "off",
                    words=["--graphs is off"])
         self.fails(USAGE, "graphs", "stats", "--model", self.model, "--svg", "x", words=["--svg"])
+
+
+class Bench(ProgramTest):
+    """What mstar bench graphs counts; its times are only looked at for being there."""
+
+    def test_rows(self):
+        texts = "".join("the cat " * n + "\n" for n in range(12))
+        path = self.write("texts.txt", texts)
+        out, _ = self.ok("bench", "graphs", "--model", self.model, "--threads", 1, "--json")
+        single = json.loads(out)["rows"]
+        self.assertEqual([row["tokens"] for row in single], [8, 16, 32])
+        out, _ = self.ok("bench", "graphs", "--model", self.model, "--json", "--input", path)
+        *rows, mix = json.loads(out)["rows"]
+        for row in (*single, *rows, mix):
+            self.assertGreater(row["eager_us"], 0)
+            self.assertAlmostEqual(row["replay_us"] / row["eager_us"], row["replay_share"],
+                                   delta=1e-3 * row["replay_share"])
+            self.assertEqual(row["eager_steps"], 0)
+            self.assertGreater(row["buckets"], 0)
+        self.assertEqual([row["waste"] for row in single], [0.5, 0, 0])  # 8 tokens run in 16
+        stats = json.loads(self.ok("graphs", "stats", "--model", self.model, "--json", path)[0])
+        self.assertEqual(mix["texts"], 12)
+        self.assertEqual(mix["tokens"], stats["tokens"]["replayed"])
+        self.assertAlmostEqual(mix["waste"], stats["tokens"]["waste"], delta=1e-4)
+
+    def test_refused(self):
+        self.fails(USAGE, "bench", "graphs", words=["bench graphs needs --model"])
+        self.fails(NO_INPUT, "bench", "graphs", "--model", self.path("none"), words=["none"])
+        self.fails(NO_INPUT, "bench", "graphs", "--model", self.model, "--input",
+                   self.path("none"), words=["none"])
 
 
 class Show(ProgramTest):

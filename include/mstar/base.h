@@ -85,6 +85,12 @@ MSTAR_API const char *mstar_status_python(mstar_status status);
  * borrowed and valid until the next library call on this thread.
  */
 MSTAR_API const char *mstar_last_error(void);
+/*
+ * For the hooks and callbacks that a host gives to the library: leaves text (copied, cut at 1023
+ * bytes; NULL is "") as this thread's last error and returns status, so that the call around it
+ * says why: return mstar_fail(MSTAR_IO_FAILED, "the store is gone");
+ */
+MSTAR_API mstar_status mstar_fail(mstar_status status, const char *text);
 
 /* "0.1.0" of the library that is loaded, which may be newer than the header. Static string. */
 MSTAR_API const char *mstar_version(void);

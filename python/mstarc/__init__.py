@@ -3,23 +3,39 @@
     mstarc.engine.resources.attn.ragged.wrappers        ragged attention: plan once a step, run once a layer
     mstarc.engine.resources.attn.ragged.dense_wrappers  the same through the FA3 kernel
     mstarc.engine.accelerator_graph_config              what to capture, and for which batch shapes
+    mstarc.engine.accelerator_graph_runner              captures served: whole forwards and regions
+    mstarc.ops                                          the operations that a network is made of
     mstarc.Embedder                                     texts to vectors
 
-The first three have the names, signatures and defaults of the M* engine's own modules: a program
+Attention and configs have the names, signatures and defaults of the M* engine's own modules: a program
 written for `mstar` changes the prefix of its imports. Importing needs neither numpy nor torch;
 tensors of numpy, torch, jax, cupy, or anything that speaks DLPack or the buffer protocol go in
 without a copy, and results come back from the framework that q came from.
 """
 from mstarc import _core
 from mstarc._core import Tensor
-from mstarc._frameworks import bfloat16, device, dtype, float16, float32
+from mstarc._frameworks import bfloat16, device, dtype, float16, float32, stored_dtype_name
 from mstarc.embedder import Embedder
 
 __version__: str = _core.version()
 __all__ = [
     "Embedder", "Tensor", "__version__", "bfloat16", "build_info", "device", "device_info", "dtype",
-    "float16", "float32", "memory_info",
+    "float16", "float32", "memory_info", "tensor", "zeros",
 ]
+
+
+def tensor(array: object, dtype: object = None) -> Tensor:
+    """A Tensor with a copy of an array of any framework, rounded to dtype where one is given.
+
+    array may be strided; it lies on the CPU. dtype: float32, bfloat16 or float16, as an object of
+    any framework or a name; None keeps the array's.
+    """
+    return _core.tensor(array, None if dtype is None else stored_dtype_name(dtype))
+
+
+def zeros(*shape: int, dtype: object = "float32") -> Tensor:
+    """A Tensor of zeros. dtype: a floating one, or "int64", "int32", "int16", "int8", "uint8", "bool"."""
+    return _core.zeros(shape, stored_dtype_name(dtype))
 
 
 def build_info() -> str:

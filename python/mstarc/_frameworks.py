@@ -34,7 +34,7 @@ class dtype:
 
     def __eq__(self, other: object) -> bool:
         try:
-            return dtype_name(other) == self.name
+            return stored_dtype_name(other) == self.name
         except (TypeError, ValueError, NotImplementedError):
             return False
 
@@ -57,6 +57,8 @@ float32 = dtype("float32", 4)
 bfloat16 = dtype("bfloat16", 2)
 float16 = dtype("float16", 2)
 _OWN = {"float32": float32, "bfloat16": bfloat16, "float16": float16}
+_STORED = {name: dtype(name, size) for name, size in (
+    ("float64", 8), ("int64", 8), ("int32", 4), ("int16", 2), ("int8", 1), ("uint8", 1), ("bool", 1))}
 
 
 class device:
@@ -162,7 +164,16 @@ def caller_device(value: object) -> object:
 
 def own_dtype(name: str) -> dtype:
     """The package's dtype object of a name."""
-    return _OWN[name]
+    return _OWN[name] if name in _OWN else _STORED[name]
+
+
+def stored_dtype_name(value: object) -> str:
+    """The name of a dtype that a Tensor may have, integers included, as dtype_name reads them."""
+    name = value if isinstance(value, str) else getattr(value, "name", None)
+    if not isinstance(name, str):
+        name = getattr(value, "__name__", None) or str(value)
+    short = name.rpartition(".")[2].lower()
+    return short if short in _STORED else dtype_name(value)
 
 
 def own_device(name: str) -> device:
@@ -200,6 +211,22 @@ def current_stream(array: Any) -> int:
         import cupy
         return int(cupy.cuda.get_current_stream().ptr) or 1
     return 1
+
+
+def work_stream(array: Any, index: int) -> int:
+    """The stream of device "cuda:index" that the caller's framework works on now, as an address.
+
+    array tells the framework; without one (None, a plan) it is torch where that is loaded, else
+    cupy, else the default stream.
+    """
+    name = _framework(array)
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and name != "cupy":
+        return int(torch.cuda.current_stream(index).cuda_stream)
+    if cupy is not None:
+        with cupy.cuda.Device(index):
+            return int(cupy.cuda.get_current_stream().ptr)
+    return 0
 
 
 def cast(array: Any, name: str) -> Any:

@@ -14,6 +14,7 @@ typedef struct mstc_attention {
     PyObject_HEAD int kind;
     void *wrapper; /* one of the library's three */
     PyThread_type_lock lock;
+    mstar_device *device; /* borrowed: open until the process ends */
     mstar_device_kind device_kind;
     int32_t device_index;
     int32_t num_qo_heads, head_dim;
@@ -64,31 +65,31 @@ static void destroy(int kind, void *wrapper)
     }
 }
 
-static mstar_status plan(const mstc_attention *self, const mstc_offsets *q, const mstc_offsets *kv,
-                         int causal)
+static mstar_status plan(const mstc_attention *self, mstar_stream *stream, const mstc_offsets *q,
+                         const mstc_offsets *kv, int causal)
 {
     switch (self->kind) {
     case SELF:
-        return mstar_ragged_prefill_plan(self->wrapper, NULL, q->values, q->count - 1, causal);
+        return mstar_ragged_prefill_plan(self->wrapper, stream, q->values, q->count - 1, causal);
     case CROSS:
-        return mstar_ragged_cross_prefill_plan(self->wrapper, NULL, q->values, q->count - 1,
+        return mstar_ragged_cross_prefill_plan(self->wrapper, stream, q->values, q->count - 1,
                                                kv->values, kv->count - 1);
     default:
-        return mstar_prefixed_prefill_plan(self->wrapper, NULL, q->values, q->count - 1, kv->values,
-                                           kv->count - 1, causal);
+        return mstar_prefixed_prefill_plan(self->wrapper, stream, q->values, q->count - 1,
+                                           kv->values, kv->count - 1, causal);
     }
 }
 
-static mstar_status run(const mstc_attention *self, const mstar_tensor *q, const mstar_tensor *k,
-                        const mstar_tensor *v, const mstar_tensor *out)
+static mstar_status run(const mstc_attention *self, mstar_stream *stream, const mstar_tensor *q,
+                        const mstar_tensor *k, const mstar_tensor *v, const mstar_tensor *out)
 {
     switch (self->kind) {
     case SELF:
-        return mstar_ragged_prefill_run(self->wrapper, NULL, q, k, v, out, NULL);
+        return mstar_ragged_prefill_run(self->wrapper, stream, q, k, v, out, NULL);
     case CROSS:
-        return mstar_ragged_cross_prefill_run(self->wrapper, NULL, q, k, v, out, NULL);
+        return mstar_ragged_cross_prefill_run(self->wrapper, stream, q, k, v, out, NULL);
     default:
-        return mstar_prefixed_prefill_run(self->wrapper, NULL, q, k, v, out, NULL);
+        return mstar_prefixed_prefill_run(self->wrapper, stream, q, k, v, out, NULL);
     }
 }
 
@@ -165,6 +166,7 @@ static int attention_create(mstc_state *state, mstc_attention *self, const char 
                             const mstar_ragged_prefill_desc *desc, PyObject *workspace)
 {
     mstar_device *device = mstc_device(state, device_name);
+    self->device = device;
     mstar_device_info info = {.struct_size = sizeof info};
     void *memory;
     size_t bytes;
@@ -173,13 +175,6 @@ static int attention_create(mstc_state *state, mstc_attention *self, const char 
     mstar_status status = mstar_device_query(device, &info);
     self->device_kind = info.kind;
     self->device_index = info.index;
-    if (status == MSTAR_OK && info.kind != MSTAR_DEVICE_CPU) { /* needs the caller's stream */
-        PyErr_Format(PyExc_NotImplementedError,
-                     "device is '%s'; this package does not hand the caller's stream to the "
-                     "library yet and computes on 'cpu' alone",
-                     device_name);
-        return -1;
-    }
     if (status == MSTAR_OK && take_workspace(state, self, workspace, &memory, &bytes) < 0)
         return -1;
     if (status == MSTAR_OK)
@@ -279,12 +274,41 @@ static int attention_traverse(PyObject *object, visitproc visit, void *arg)
 
 /* ---- plan ------------------------------------------------------------------------------------ */
 
-static PyObject *plan_offsets(mstc_attention *self, const mstc_offsets *q, const mstc_offsets *kv,
-                              int causal)
+/*
+ * The stream of a call: that of the forward in hand on the CPU, where NULL is the wrapper's own; on
+ * a GPU the one that the caller's framework works on now.
+ */
+static int find_stream(mstc_state *state, const mstc_attention *self, PyObject *like,
+                       mstar_stream **stream)
+{
+    const mstc_session *session = mstc_session_now();
+    if (self->device_kind == MSTAR_DEVICE_CPU) {
+        *stream = session == NULL ? NULL : session->stream;
+        return 0;
+    }
+    PyObject *module = mstc_frameworks(state);
+    PyObject *number = module == NULL ? NULL
+                                      : PyObject_CallMethod(module, "work_stream", "Oi", like,
+                                                            (int)self->device_index);
+    if (number == NULL)
+        return -1;
+    void *native = PyLong_AsVoidPtr(number);
+    Py_DECREF(number);
+    if (native == NULL && PyErr_Occurred() != NULL)
+        return -1;
+    *stream = mstc_native_stream(state, self->device, native);
+    return *stream == NULL ? -1 : 0;
+}
+
+static PyObject *plan_offsets(mstc_state *state, mstc_attention *self, const mstc_offsets *q,
+                              const mstc_offsets *kv, int causal)
 {
     mstar_status status;
+    mstar_stream *stream;
+    if (find_stream(state, self, Py_None, &stream) < 0)
+        return NULL;
     mstc_lock(self->lock);
-    Py_BEGIN_ALLOW_THREADS status = plan(self, q, kv, causal);
+    Py_BEGIN_ALLOW_THREADS status = plan(self, stream, q, kv, causal);
     Py_END_ALLOW_THREADS if (status == MSTAR_OK)
     {
         self->planned_tokens = q->values[q->count - 1];
@@ -315,9 +339,9 @@ static PyObject *attention_plan(PyObject *object, PyObject *const *args, Py_ssiz
         mstc_offsets_take(state, args[0], pair ? "q_cu_seqlens" : "cu_seqlens", &q) < 0)
         return NULL;
     if (!pair) {
-        result = plan_offsets(self, &q, NULL, causal);
+        result = plan_offsets(state, self, &q, NULL, causal);
     } else if (mstc_offsets_take(state, args[1], "kv_cu_seqlens", &kv) == 0) {
-        result = plan_offsets(self, &q, &kv, causal);
+        result = plan_offsets(state, self, &q, &kv, causal);
         mstc_offsets_drop(&kv);
     }
     mstc_offsets_drop(&q);
@@ -326,115 +350,15 @@ static PyObject *attention_plan(PyObject *object, PyObject *const *args, Py_ssiz
 
 /* ---- run ------------------------------------------------------------------------------------- */
 
-/* One of q, k and v on its way into the library. */
-typedef struct mstc_input {
-    const char *name;
-    mstc_view view;
-    mstar_dtype dtype;
-    mstar_tensor tensor;
-    bool must_pack;
-    void *packed;
-} mstc_input;
-
-static int check_device(const mstc_attention *self, const mstc_input *input)
-{
-    const mstc_view *view = &input->view;
-    const bool cpu = self->device_kind == MSTAR_DEVICE_CPU;
-    if (view->device_type == (int32_t)self->device_kind &&
-        (cpu || view->device_id == self->device_index))
-        return 0;
-    PyErr_Format(PyExc_ValueError,
-                 "%s lies on DLPack device (%d, %d); the wrapper was made for (%d, %d)",
-                 input->name, (int)view->device_type, (int)view->device_id, (int)self->device_kind,
-                 (int)self->device_index);
-    return -1;
-}
-
-static size_t packed_bytes(const mstc_attention *self, const mstc_view *view)
-{
-    size_t bytes = mstar_dtype_bytes(self->dtype);
-    for (int i = 0; i < view->rank; i++)
-        bytes *= (size_t)view->shape[i];
-    return bytes;
-}
-
-/* On a device the framework casts, in the order of its own stream. */
-static int cast_on_device(mstc_state *state, const mstc_attention *self, mstc_input *input)
-{
-    PyObject *module = mstc_frameworks(state);
-    PyObject *cast = module == NULL ? NULL
-                                    : PyObject_CallMethod(module, "cast", "Os", input->view.owner,
-                                                          mstc_dtype_name(self->dtype));
-    if (cast == NULL)
-        return -1;
-    mstc_view_drop(&input->view);
-    const int result = mstc_view_take(state, cast, input->name, &input->view);
-    Py_DECREF(cast);
-    return result;
-}
-
-static int input_take(mstc_state *state, const mstc_attention *self, PyObject *object,
-                      const char *name, mstc_input *input)
-{
-    mstc_view *view = &input->view;
-    input->name = name;
-    input->packed = NULL;
-    if (mstc_view_take(state, object, name, view) < 0)
-        return -1;
-    if (view->rank != 3)
-        PyErr_Format(PyExc_ValueError,
-                     "%s has %d dimensions; expected 3: tokens, heads and head dim", name,
-                     (int)view->rank);
-    if (view->rank != 3 || check_device(self, input) < 0 ||
-        mstc_view_dtype(view, name, &input->dtype) < 0)
-        goto fail;
-    input->must_pack = input->dtype != self->dtype || !mstc_view_is_plain(view);
-    if (input->dtype == MSTAR_DTYPE_F8_E4M3 || input->dtype == MSTAR_DTYPE_F8_E5M2) {
-        PyErr_Format(PyExc_NotImplementedError, "%s is %s; fp8 inputs are not there yet", name,
-                     mstc_view_dtype_name(view));
-        goto fail;
-    }
-    if (input->must_pack && self->device_kind != MSTAR_DEVICE_CPU) {
-        if (cast_on_device(state, self, input) < 0 ||
-            mstc_view_dtype(view, name, &input->dtype) < 0)
-            goto fail;
-        input->must_pack = false;
-    }
-    if (input->must_pack) {
-        input->packed = PyMem_Malloc(packed_bytes(self, view) + 64);
-        if (input->packed == NULL) {
-            PyErr_NoMemory();
-            goto fail;
-        }
-        const uintptr_t address = (uintptr_t)input->packed;
-        input->tensor = mstar_tensor_make((char *)input->packed + (64 - address % 64), self->dtype,
-                                          3, view->shape);
-    } else {
-        input->tensor = mstc_view_tensor(view, self->dtype);
-    }
-    return 0;
-fail:
-    mstc_view_drop(view);
-    return -1;
-}
-
-static void input_drop(mstc_input *input)
-{
-    PyMem_Free(input->packed);
-    mstc_view_drop(&input->view);
-}
-
 /* Casts what must be cast, runs, and zeroes the rows past the plan. Without the interpreter. */
-static mstar_status run_inputs(const mstc_attention *self, mstc_input inputs[3],
-                               const mstar_tensor *out)
+static mstar_status run_inputs(const mstc_attention *self, mstar_stream *stream,
+                               mstc_input inputs[3], const mstar_tensor *out)
 {
     mstar_status status = MSTAR_OK;
     for (int i = 0; i < 3 && status == MSTAR_OK; i++)
-        if (inputs[i].must_pack)
-            status = mstc_view_pack(&inputs[i].view, inputs[i].dtype, self->dtype,
-                                    inputs[i].tensor.data);
+        status = mstc_input_pack(&inputs[i]);
     if (status == MSTAR_OK)
-        status = run(self, &inputs[0].tensor, &inputs[1].tensor, &inputs[2].tensor, out);
+        status = run(self, stream, &inputs[0].tensor, &inputs[1].tensor, &inputs[2].tensor, out);
     /* graph mode does this itself, and device memory came zeroed */
     if (status == MSTAR_OK && !self->graph && self->device_kind == MSTAR_DEVICE_CPU &&
         out->shape[0] > self->planned_tokens) {
@@ -450,15 +374,23 @@ static PyObject *run_into_new(mstc_state *state, mstc_attention *self, PyObject 
 {
     const int64_t shape[3] = {inputs[0].view.shape[0], self->num_qo_heads, self->head_dim};
     mstc_view view;
+    mstar_stream *stream;
     const bool cpu = self->device_kind == MSTAR_DEVICE_CPU;
     const bool zero = !cpu && !self->graph && shape[0] > self->planned_tokens;
+    if (find_stream(state, self, q, &stream) < 0)
+        return NULL;
     PyObject *made = mstc_output_new(state, q, &inputs[0].view, self->dtype, zero, 3, shape, &view);
     if (made == NULL)
         return NULL;
+    if (mstc_session_keep(state, (PyObject *)self) < 0 || mstc_session_keep(state, made) < 0) {
+        mstc_view_drop(&view);
+        Py_DECREF(made);
+        return NULL;
+    }
     const mstar_tensor out = mstc_view_tensor(&view, self->dtype);
     mstar_status status;
     mstc_lock(self->lock);
-    Py_BEGIN_ALLOW_THREADS status = run_inputs(self, inputs, &out);
+    Py_BEGIN_ALLOW_THREADS status = run_inputs(self, stream, inputs, &out);
     Py_END_ALLOW_THREADS PyThread_release_lock(self->lock);
     mstc_view_drop(&view);
     if (status != MSTAR_OK) {
@@ -490,12 +422,21 @@ static PyObject *attention_run(PyObject *object, PyObject *const *args, Py_ssize
         return NULL;
     }
     int taken = 0;
-    while (taken < 3 && input_take(state, self, args[taken], names[taken], &inputs[taken]) == 0)
+    mstc_wish wish = {.device_kind = self->device_kind,
+                      .device_index = self->device_index,
+                      .rank = 3,
+                      .dtype = (int32_t)self->dtype,
+                      .dimensions = "tokens, heads and head dim"};
+    while (taken < 3) {
+        wish.name = names[taken];
+        if (mstc_input_take(state, &wish, args[taken], &inputs[taken]) < 0)
+            break;
         taken++;
+    }
     if (taken == 3 && check_rows(self, &inputs[0]) == 0)
         result = run_into_new(state, self, args[0], inputs);
     while (taken > 0)
-        input_drop(&inputs[--taken]);
+        mstc_input_drop(&inputs[--taken]);
     return result;
 }
 

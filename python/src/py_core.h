@@ -20,12 +20,13 @@
 
 /* ---- module state ---------------------------------------------------------------------------- */
 
-enum { MSTC_MAX_DEVICES = 32 };
+enum { MSTC_MAX_DEVICES = 32, MSTC_MAX_STREAMS = 64 };
 
 /* What one import holds. Names are interned once, since a lookup with a fresh string costs more
  * than the call that follows. */
 typedef struct mstc_state {
     PyTypeObject *tensor_type, *attention_type, *encoder_type;
+    PyTypeObject *linear_type, *manager_type, *resources_type, *runner_type, *region_type;
     PyObject *frameworks;                /* module mstarc._frameworks, once it is needed */
     PyObject *numpy_array, *numpy_empty; /* once numpy has been met */
     PyObject *numpy_float32, *numpy_float16;
@@ -35,7 +36,15 @@ typedef struct mstc_state {
     struct {
         char name[16];
         mstar_device *device;
-    } devices[MSTC_MAX_DEVICES]; /* opened at first use, open until the process ends */
+    } devices[MSTC_MAX_DEVICES];             /* opened at first use, open until the process ends */
+    mstar_stream *streams[MSTC_MAX_STREAMS]; /* of the CPU, not in use now */
+    int num_streams;
+    struct {
+        mstar_device *device;
+        void *native;
+        mstar_stream *stream;
+    } natives[MSTC_MAX_STREAMS]; /* streams of callers, the latest last */
+    int num_natives;
 } mstc_state;
 
 /* Sets the exception of a status (the table of mstar/base.h) with the library's own text. */
@@ -92,28 +101,43 @@ typedef struct mstc_offsets {
     int32_t *values;
     Py_ssize_t count; /* entries, segments + 1 */
     bool from_device; /* they had to be fetched from a device */
+    const char *kind; /* what messages call them: "offsets", "ids" */
+    int64_t least;
     int32_t inline_values[130];
 } mstc_offsets;
 /* A list or tuple of ints, or a one-dimensional tensor of integers; every value is checked against
  * the range of int32. */
 int mstc_offsets_take(mstc_state *state, PyObject *object, const char *name, mstc_offsets *offsets);
+/* The same for other integers from least up; there may be none. */
+int mstc_integers_take(mstc_state *state, PyObject *object, const char *name, const char *kind,
+                       int64_t least, mstc_offsets *offsets);
 void mstc_offsets_drop(mstc_offsets *offsets);
 
 /* ---- tensors that go out --------------------------------------------------------------------- */
 
-/* mstarc.Tensor: contiguous memory on the CPU that speaks DLPack and the buffer protocol. */
+/* Memory that captures work in: what a tensor gives back serves the next one. */
+typedef struct mstc_pool mstc_pool;
+
+/* mstarc.Tensor: memory on the CPU that speaks DLPack and the buffer protocol. It owns a block, of
+ * a pool's or its own, or looks at what its base owns. */
 typedef struct mstc_tensor {
-    PyObject_HEAD void *block; /* what is freed */
-    void *data;                /* aligned to 256 bytes, as DLPack asks */
-    size_t bytes;
+    PyObject_HEAD void *block; /* what is freed; NULL: a view */
+    mstc_pool *pool;           /* whose the block is */
+    PyObject *base;            /* of a view */
+    void *data;                /* aligned to 256 bytes in a block, as DLPack asks */
+    size_t bytes;              /* of the elements */
     mstar_dtype dtype;
     int32_t rank;
-    int64_t shape[MSTAR_MAX_RANK];
+    int64_t shape[MSTAR_MAX_RANK], strides[MSTAR_MAX_RANK];
     Py_ssize_t buffer_shape[MSTAR_MAX_RANK], buffer_strides[MSTAR_MAX_RANK];
 } mstc_tensor;
-/* A new Tensor whose contents are not set. */
+/* A new contiguous Tensor whose contents are not set, from the session's pool where it has one. */
 mstc_tensor *mstc_tensor_new(mstc_state *state, mstar_dtype dtype, int32_t rank,
                              const int64_t *shape);
+/* A Tensor on memory that base keeps alive. */
+PyObject *mstc_tensor_view(mstc_state *state, const mstar_tensor *view, PyObject *base);
+/* The Tensor as the library's tensor. */
+mstar_tensor mstc_tensor_look(const mstc_tensor *self);
 /* "float32": the long name of a dtype. Static. */
 const char *mstc_dtype_name(mstar_dtype dtype);
 
@@ -128,6 +152,127 @@ PyObject *mstc_output_new(mstc_state *state, PyObject *like, const mstc_view *li
 /* What is handed to the caller in the end: frameworks whose arrays never change (jax) get theirs
  * here, from the Tensor that was filled. Steals made. */
 PyObject *mstc_output_finish(mstc_state *state, PyObject *like, PyObject *made);
+
+/* ---- calls that call back ----------------------------------------------------------------------
+ */
+
+/*
+ * What a thread is doing inside a call that may call Python back: which stream a forward gives its
+ * work to, whether that is recorded, and what a callback has raised. Lies on the caller's stack;
+ * a region inside a forward has a session of its own inside the forward's.
+ */
+typedef struct mstc_session {
+    struct mstc_session *outer;
+    mstar_stream *stream;                     /* of the forward in hand; NULL: none */
+    const int64_t *num_tokens, *num_requests; /* live counts of the forward */
+    mstc_pool *pool;                          /* where new tensors come from; NULL: fresh memory */
+    bool capturing;
+    PyObject *keep; /* list of what a capture reads, which must outlive it */
+    PyObject
+        *failures; /* list of (bs, tokens, exception) where failures are collected; else NULL */
+    PyObject *error_type, *error_value, *error_trace; /* what a callback raised */
+} mstc_session;
+/* The calling thread's innermost; NULL outside of any. */
+mstc_session *mstc_session_now(void);
+/* Zeroes the session and makes it the innermost. */
+void mstc_session_begin(mstc_session *session);
+/* Ends it. -1 with the exception of a callback as it was raised, or else that of the status. */
+int mstc_session_end(mstc_session *session, mstar_status status);
+/* In a callback, with an exception set: takes it over. What to answer the library. */
+mstar_status mstc_session_fail(int64_t bs, int64_t num_tokens);
+/* What a call with collected failures answers: them, or, where it failed itself, NULL with its
+ * exception, whose cause is the first of them. Steals failures. */
+PyObject *mstc_collected(PyObject *failures, int result);
+/* True when a callback need not begin, since the call is to end: something like Ctrl-C. */
+bool mstc_session_is_over(void);
+/* An object that work refers to stays alive as long as what is being captured. */
+int mstc_session_keep(mstc_state *state, PyObject *object);
+/*
+ * The stream for an operation: the forward's, else one that nobody else uses meanwhile, given back
+ * by mstc_stream_done. NULL with an exception. Operations compute on the CPU.
+ */
+mstar_stream *mstc_stream_take(mstc_state *state);
+void mstc_stream_done(mstc_state *state, mstar_stream *stream);
+/* A stream of the caller's on a GPU as one of the library's, kept for the next call. NULL with an
+ * exception. */
+mstar_stream *mstc_native_stream(mstc_state *state, mstar_device *device, void *native);
+
+/* One reference is the caller's; NULL without memory. */
+mstc_pool *mstc_pool_create(void);
+void mstc_pool_release(mstc_pool *pool);
+/* A block and a reference; NULL without memory. */
+void *mstc_pool_take(mstc_pool *pool, size_t bytes);
+void mstc_pool_give(mstc_pool *pool, void *block);
+/* What it holds, in use or not. */
+size_t mstc_pool_bytes(const mstc_pool *pool);
+
+/* ---- inputs of operations -------------------------------------------------------------------- */
+
+/* What an operation expects of a tensor. */
+typedef struct mstc_wish {
+    const char *name;
+    mstar_device_kind device_kind;
+    int32_t device_index;
+    int32_t rank;
+    int32_t dtype; /* mstar_dtype that the tensor is cast to; -1: one that kernels read, as it is */
+    const char *dimensions; /* "tokens, heads and head dim" */
+} mstc_wish;
+
+/* A tensor on its way into the library. */
+typedef struct mstc_input {
+    mstc_view view;
+    mstar_dtype dtype, from;
+    mstar_tensor tensor;
+    bool must_pack;
+    void *packed;
+} mstc_input;
+/* Checks, and finds memory for a copy where one is needed, which a capture refuses. */
+int mstc_input_take(mstc_state *state, const mstc_wish *wish, PyObject *object, mstc_input *input);
+/* Makes the copy. Needs no interpreter lock. */
+mstar_status mstc_input_pack(mstc_input *input);
+void mstc_input_drop(mstc_input *input);
+/* The tensor that the caller gave to write to, checked, its dtype in *dtype; for None a new one
+ * like `like`. A new reference. */
+PyObject *mstc_output_take(mstc_state *state, PyObject *given, PyObject *like,
+                           const mstc_view *like_view, mstar_dtype *dtype, int32_t rank,
+                           const int64_t *shape, mstc_view *view);
+
+/*
+ * One operation: what it reads, where it writes, on which stream. op_begin zeroes; every input is
+ * added (None, where that is allowed, gives a NULL tensor), then the output; op_end gives all back
+ * and answers the output, or NULL with an exception where something failed.
+ */
+enum { MSTC_MAX_INPUTS = 10 };
+typedef struct mstc_op {
+    mstc_state *state;
+    mstar_stream *stream;
+    mstc_input inputs[MSTC_MAX_INPUTS];
+    int num_inputs;
+    PyObject *like, *out; /* like: borrowed, whose framework makes the output */
+    bool is_new;          /* out was made here */
+    mstc_view out_view;
+    mstar_tensor out_tensor;
+} mstc_op;
+int mstc_op_begin(mstc_state *state, mstc_op *op);
+int mstc_op_input(mstc_op *op, const char *name, PyObject *object, int32_t rank, int32_t dtype,
+                  const mstar_tensor **tensor);
+int mstc_op_output(mstc_op *op, PyObject *given, PyObject *like, const mstc_view *like_view,
+                   mstar_dtype dtype, int32_t rank, const int64_t *shape);
+/* Copies what has to be. Needs no interpreter lock. */
+mstar_status mstc_op_pack(mstc_op *op);
+PyObject *mstc_op_end(mstc_op *op, int failed, mstar_status status);
+
+/* int32 values that work reads: the tensor's own memory, or a copy outside of captures. */
+typedef struct mstc_integers {
+    const int32_t *values;
+    int64_t count;
+    mstc_view view;
+    bool has_view;
+    mstc_offsets copied;
+} mstc_integers;
+int mstc_op_integers(mstc_state *state, const char *name, const char *kind, int64_t least,
+                     PyObject *object, mstc_integers *integers);
+void mstc_integers_drop(mstc_integers *integers);
 
 /* ---- DLPack ---------------------------------------------------------------------------------- */
 
@@ -163,7 +308,9 @@ PyObject *mstc_tensor_dlpack_device(PyObject *self, PyObject *unused);
 /* ---- types and functions --------------------------------------------------------------------- */
 
 extern PyType_Spec mstc_tensor_spec, mstc_attention_spec, mstc_encoder_spec;
+extern PyType_Spec mstc_linear_spec, mstc_manager_spec, mstc_resources_spec, mstc_runner_spec,
+    mstc_region_spec;
 /* Functions without an object that part brings to the module. */
-extern PyMethodDef mstc_helper_functions[];
+extern PyMethodDef mstc_helper_functions[], mstc_op_functions[];
 
 #endif

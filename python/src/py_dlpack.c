@@ -34,7 +34,7 @@ static void drop_legacy(PyObject *capsule)
 
 static PyObject *versioned_capsule(mstc_tensor *self, uint64_t flags)
 {
-    const mstar_tensor tensor = mstar_tensor_make(self->data, self->dtype, self->rank, self->shape);
+    const mstar_tensor tensor = mstc_tensor_look(self);
     mstar_dl_managed_tensor_versioned *managed = NULL;
     mstar_status status =
         mstar_tensor_to_dlpack(&tensor, Py_NewRef((PyObject *)self), release_owner, &managed);
@@ -61,7 +61,7 @@ static void delete_legacy(mstc_dl_legacy *legacy)
 
 static PyObject *legacy_capsule(mstc_tensor *self)
 {
-    const mstar_tensor tensor = mstar_tensor_make(self->data, self->dtype, self->rank, self->shape);
+    const mstar_tensor tensor = mstc_tensor_look(self);
     mstar_dl_managed_tensor_versioned *inner = NULL;
     mstc_dl_legacy *legacy = malloc(sizeof *legacy);
     if (legacy == NULL)

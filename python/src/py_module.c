@@ -85,6 +85,11 @@ static int module_exec(PyObject *module)
     if (add_type(module, &mstc_tensor_spec, "Tensor", &state->tensor_type) < 0 ||
         add_type(module, &mstc_attention_spec, "Attention", &state->attention_type) < 0 ||
         add_type(module, &mstc_encoder_spec, "Encoder", &state->encoder_type) < 0 ||
+        add_type(module, &mstc_linear_spec, "Linear", &state->linear_type) < 0 ||
+        add_type(module, &mstc_manager_spec, "Manager", &state->manager_type) < 0 ||
+        add_type(module, &mstc_resources_spec, "Resources", &state->resources_type) < 0 ||
+        add_type(module, &mstc_runner_spec, "Runner", &state->runner_type) < 0 ||
+        add_type(module, &mstc_region_spec, "Region", &state->region_type) < 0 ||
         intern("__dlpack__", &state->name_dlpack) < 0 ||
         intern("__dlpack_device__", &state->name_dlpack_device) < 0 ||
         intern("__dlpack_c_exchange_api__", &state->name_exchange) < 0 ||
@@ -95,7 +100,9 @@ static int module_exec(PyObject *module)
     state->no_arguments = PyTuple_New(0);
     if (state->dlpack_version == NULL || state->no_arguments == NULL)
         return -1;
-    return PyModule_AddFunctions(module, mstc_helper_functions);
+    return PyModule_AddFunctions(module, mstc_helper_functions) < 0
+               ? -1
+               : PyModule_AddFunctions(module, mstc_op_functions);
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg)
@@ -104,6 +111,11 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->tensor_type);
     Py_VISIT(state->attention_type);
     Py_VISIT(state->encoder_type);
+    Py_VISIT(state->linear_type);
+    Py_VISIT(state->manager_type);
+    Py_VISIT(state->resources_type);
+    Py_VISIT(state->runner_type);
+    Py_VISIT(state->region_type);
     Py_VISIT(state->frameworks);
     Py_VISIT(state->numpy_array);
     Py_VISIT(state->numpy_empty);
@@ -116,6 +128,11 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->tensor_type);
     Py_CLEAR(state->attention_type);
     Py_CLEAR(state->encoder_type);
+    Py_CLEAR(state->linear_type);
+    Py_CLEAR(state->manager_type);
+    Py_CLEAR(state->resources_type);
+    Py_CLEAR(state->runner_type);
+    Py_CLEAR(state->region_type);
     Py_CLEAR(state->frameworks);
     Py_CLEAR(state->numpy_array);
     Py_CLEAR(state->numpy_empty);
@@ -136,6 +153,10 @@ static void module_free(void *module)
 {
     mstc_state *state = PyModule_GetState(module);
     module_clear(module);
+    while (state->num_streams > 0)
+        mstar_stream_destroy(state->streams[--state->num_streams]);
+    while (state->num_natives > 0)
+        mstar_stream_destroy(state->natives[--state->num_natives].stream);
     for (int i = 0; i < MSTC_MAX_DEVICES && state->devices[i].device != NULL; i++)
         mstar_device_close(state->devices[i].device);
 }

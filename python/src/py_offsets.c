@@ -3,10 +3,11 @@
 
 #include "py_core.h"
 
-static int out_of_range(const char *name, Py_ssize_t index, PyObject *value)
+static int out_of_range(const mstc_offsets *offsets, const char *name, Py_ssize_t index,
+                        PyObject *value)
 {
-    PyErr_Format(PyExc_ValueError, "%s[%zd] is %S; offsets lie in 0..%d", name, index, value,
-                 INT32_MAX);
+    PyErr_Format(PyExc_ValueError, "%s[%zd] is %S; %s lie in %lld..%d", name, index, value,
+                 offsets->kind, (long long)offsets->least, INT32_MAX);
     return -1;
 }
 
@@ -25,18 +26,20 @@ static int reserve(mstc_offsets *offsets, Py_ssize_t count)
     return 0;
 }
 
-static int from_object(PyObject *item, const char *name, Py_ssize_t index, int32_t *value)
+static int from_object(const mstc_offsets *offsets, PyObject *item, const char *name,
+                       Py_ssize_t index, int32_t *value)
 {
     PyObject *number = PyNumber_Index(item);
     if (number == NULL) {
-        PyErr_Format(PyExc_TypeError, "%s[%zd] is %R; offsets are integers", name, index, item);
+        PyErr_Format(PyExc_TypeError, "%s[%zd] is %R; %s are integers", name, index, item,
+                     offsets->kind);
         return -1;
     }
     int overflow = 0;
     const long long wide = PyLong_AsLongLongAndOverflow(number, &overflow);
     int result = 0;
-    if (overflow != 0 || wide < 0 || wide > INT32_MAX)
-        result = out_of_range(name, index, number);
+    if (overflow != 0 || wide < offsets->least || wide > INT32_MAX)
+        result = out_of_range(offsets, name, index, number);
     else
         *value = (int32_t)wide;
     Py_DECREF(number);
@@ -54,7 +57,8 @@ static int from_sequence(PyObject *object, const char *name, mstc_offsets *offse
         return -1;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PySequence_GetItem(object, i);
-        const int failed = item == NULL || from_object(item, name, i, &offsets->values[i]) < 0;
+        const int failed =
+            item == NULL || from_object(offsets, item, name, i, &offsets->values[i]) < 0;
         Py_XDECREF(item);
         if (failed)
             return -1;
@@ -62,17 +66,18 @@ static int from_sequence(PyObject *object, const char *name, mstc_offsets *offse
     return 0;
 }
 
-/* Element i of integers of any size. Values past int64 come back as -1, which no offset is. */
+/* Element i of integers of any size. Values past int64 come back as INT64_MIN. */
 static int64_t read_integer(const mstc_view *view, int64_t i)
 {
     const char *at = (const char *)view->data + i * view->strides[0] * (view->bits / 8);
     const bool is_signed = view->code == 0;
     switch (view->bits) {
-#define MSTC_READ(bits)                                           \
-    case bits: {                                                  \
-        uint##bits##_t value;                                     \
-        memcpy(&value, at, sizeof value);                         \
-        return is_signed ? (int##bits##_t)value : (int64_t)value; \
+#define MSTC_READ(bits)                                                         \
+    case bits: {                                                                \
+        uint##bits##_t value;                                                   \
+        memcpy(&value, at, sizeof value);                                       \
+        const int64_t wide = is_signed ? (int##bits##_t)value : (int64_t)value; \
+        return !is_signed && wide < 0 ? INT64_MIN : wide;                       \
     }
         MSTC_READ(8)
         MSTC_READ(16)
@@ -80,29 +85,30 @@ static int64_t read_integer(const mstc_view *view, int64_t i)
         MSTC_READ(64)
 #undef MSTC_READ
     default:
-        return -1;
+        return INT64_MIN;
     }
 }
 
 static int from_view(const mstc_view *view, const char *name, mstc_offsets *offsets)
 {
     if (view->code > 1) {
-        PyErr_Format(PyExc_TypeError, "%s has dtype %s; offsets are integers (int32 or int64)",
-                     name, mstc_view_dtype_name(view));
+        PyErr_Format(PyExc_TypeError, "%s has dtype %s; %s are integers (int32 or int64)", name,
+                     mstc_view_dtype_name(view), offsets->kind);
         return -1;
     }
     if (view->rank != 1) {
-        PyErr_Format(PyExc_ValueError, "%s has %d dimensions; offsets have 1", name,
-                     (int)view->rank);
+        PyErr_Format(PyExc_ValueError, "%s has %d dimensions; %s have 1", name, (int)view->rank,
+                     offsets->kind);
         return -1;
     }
     if (reserve(offsets, (Py_ssize_t)view->shape[0]) < 0)
         return -1;
     for (int64_t i = 0; i < view->shape[0]; i++) {
         const int64_t wide = read_integer(view, i);
-        if (wide < 0 || wide > INT32_MAX) {
-            PyErr_Format(PyExc_ValueError, "%s[%lld] is %lld; offsets lie in 0..%d", name,
-                         (long long)i, (long long)wide, INT32_MAX);
+        if (wide < offsets->least || wide > INT32_MAX) {
+            PyErr_Format(PyExc_ValueError, "%s[%lld] is %lld; %s lie in %lld..%d", name,
+                         (long long)i, (long long)wide, offsets->kind, (long long)offsets->least,
+                         INT32_MAX);
             return -1;
         }
         offsets->values[i] = (int32_t)wide;
@@ -130,8 +136,11 @@ static int from_tensor(mstc_state *state, PyObject *object, const char *name, ms
     return result;
 }
 
-int mstc_offsets_take(mstc_state *state, PyObject *object, const char *name, mstc_offsets *offsets)
+int mstc_integers_take(mstc_state *state, PyObject *object, const char *name, const char *kind,
+                       int64_t least, mstc_offsets *offsets)
 {
+    offsets->kind = kind;
+    offsets->least = least;
     offsets->values = offsets->inline_values;
     offsets->count = 0;
     offsets->from_device = false;
@@ -151,14 +160,21 @@ int mstc_offsets_take(mstc_state *state, PyObject *object, const char *name, mst
                      name, Py_TYPE(object));
         result = -1;
     }
-    if (result == 0 && offsets->count < 1) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s is empty; it has one entry more than segments, the first 0", name);
-        result = -1;
-    }
     if (result < 0)
         mstc_offsets_drop(offsets);
     return result;
+}
+
+int mstc_offsets_take(mstc_state *state, PyObject *object, const char *name, mstc_offsets *offsets)
+{
+    if (mstc_integers_take(state, object, name, "offsets", 0, offsets) < 0)
+        return -1;
+    if (offsets->count > 0)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "%s is empty; it has one entry more than segments, the first 0",
+                 name);
+    mstc_offsets_drop(offsets);
+    return -1;
 }
 
 void mstc_offsets_drop(mstc_offsets *offsets)

@@ -102,6 +102,42 @@ PyObject *mstc_output_new(mstc_state *state, PyObject *like, const mstc_view *li
     return made;
 }
 
+static int check_given(const mstc_view *view, mstar_dtype *dtype, int32_t rank,
+                       const int64_t *shape)
+{
+    bool fits = view->rank == rank;
+    for (int i = 0; fits && i < rank; i++)
+        fits = view->shape[i] == shape[i];
+    if (!fits)
+        PyErr_Format(PyExc_ValueError,
+                     rank == 2 ? "out has another shape than [%lld, %lld]"
+                               : "out has another shape than [%lld, %lld, %lld]",
+                     (long long)shape[0], (long long)shape[1], (long long)shape[rank - 1]);
+    else if (view->read_only)
+        PyErr_SetString(PyExc_ValueError, "out is read-only");
+    else if (view->device_type != MSTAR_DEVICE_CPU)
+        PyErr_SetString(PyExc_ValueError, "out does not lie on the CPU");
+    else if (!mstc_view_is_plain(view))
+        PyErr_SetString(PyExc_ValueError, "out's last dimension is not contiguous");
+    else
+        return mstc_view_dtype(view, "out", dtype);
+    return -1;
+}
+
+PyObject *mstc_output_take(mstc_state *state, PyObject *given, PyObject *like,
+                           const mstc_view *like_view, mstar_dtype *dtype, int32_t rank,
+                           const int64_t *shape, mstc_view *view)
+{
+    if (given == Py_None)
+        return mstc_output_new(state, like, like_view, *dtype, false, rank, shape, view);
+    if (mstc_view_take(state, given, "out", view) < 0)
+        return NULL;
+    if (check_given(view, dtype, rank, shape) == 0)
+        return Py_NewRef(given);
+    mstc_view_drop(view);
+    return NULL;
+}
+
 PyObject *mstc_output_finish(mstc_state *state, PyObject *like, PyObject *made)
 {
     if (Py_TYPE(made) != state->tensor_type || Py_TYPE(like) == state->tensor_type ||

@@ -306,8 +306,6 @@ static int from_dlpack(mstc_state *state, PyObject *object, const char *name, ms
 
 static void from_own(mstc_tensor *tensor, mstc_view *view)
 {
-    mstar_tensor compact =
-        mstar_tensor_make(tensor->data, tensor->dtype, tensor->rank, tensor->shape);
     view->data = tensor->data;
     view->device_type = DL_CPU;
     for (int i = 0; i < NUM_KINDS; i++) {
@@ -317,8 +315,8 @@ static void from_own(mstc_tensor *tensor, mstc_view *view)
         }
     }
     view->rank = tensor->rank;
-    memcpy(view->shape, compact.shape, sizeof view->shape);
-    memcpy(view->strides, compact.strides, sizeof view->strides);
+    memcpy(view->shape, tensor->shape, sizeof view->shape);
+    memcpy(view->strides, tensor->strides, sizeof view->strides);
 }
 
 /* numpy arrays of ml_dtypes.bfloat16: the same bits as uint16. 1, 0 or -1 as above. */

@@ -66,6 +66,11 @@ const char *mstar_last_error(void)
     return last_error;
 }
 
+mstar_status mstar_fail(mstar_status status, const char *text)
+{
+    return mst_fail(status, "%s", text != NULL ? text : "");
+}
+
 /* The text is built aside first, since its arguments may point into the present text. */
 mstar_status mst_fail(mstar_status status, const char *format, ...)
 {

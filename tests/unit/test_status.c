@@ -96,6 +96,22 @@ static void long_texts_are_cut(void **state)
     assert_true(strlen(mstar_last_error()) <= length);
 }
 
+static void hosts_leave_texts(void **state)
+{
+    char text[3000];
+    (void)state;
+    assert_int_equal(mstar_fail(MSTAR_IO_FAILED, "the store is 100%s gone"), MSTAR_IO_FAILED);
+    assert_string_equal(mstar_last_error(), "the store is 100%s gone");
+    assert_int_equal(mstar_fail(MSTAR_BUSY, mstar_last_error()), MSTAR_BUSY);
+    assert_string_equal(mstar_last_error(), "the store is 100%s gone");
+    memset(text, 'b', sizeof text);
+    text[sizeof text - 1] = '\0';
+    (void)mstar_fail(MSTAR_BUSY, text);
+    assert_int_equal(strlen(mstar_last_error()), 1023);
+    assert_int_equal(mstar_fail(MSTAR_CANCELLED, NULL), MSTAR_CANCELLED);
+    assert_string_equal(mstar_last_error(), "");
+}
+
 static void contexts_nest(void **state)
 {
     (void)state;
@@ -157,7 +173,7 @@ int main(void)
         cmocka_unit_test(the_table),          cmocka_unit_test(last_error_is_of_the_thread),
         cmocka_unit_test(long_texts_are_cut), cmocka_unit_test(contexts_nest),
         cmocka_unit_test(common_checks),      cmocka_unit_test(log_goes_to_the_sink),
-        cmocka_unit_test(version_texts),
+        cmocka_unit_test(version_texts),      cmocka_unit_test(hosts_leave_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

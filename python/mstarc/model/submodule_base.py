@@ -1,11 +1,16 @@
-"""What one request brings to one step of a model's node."""
+"""What one request brings to one step of a model's node, and the node's network."""
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["NodeInputs"]
+if TYPE_CHECKING:
+    from mstarc.engine.step import ModelInputsFromEngine, SubmoduleStep
+
+__all__ = ["NodeInputs", "Submodule"]
 
 _T = TypeVar("_T")
 
@@ -32,6 +37,47 @@ class NodeInputs:
     def clone(self: _T) -> _T:
         """A copy of the same class whose tensors are copies too, nested ones included."""
         return clone_record(self)
+
+
+class Submodule(ABC):
+    """The network of a node, for mstarc.engine.accelerator_graph_runner.AcceleratorGraphRunner.
+
+    Any class with these methods serves as well. engine_inputs says which requests there are; lists
+    of inputs have one entry for each of engine_inputs.padded_request_ids. Under a capture inputs
+    are a config's dummies, and rows that pad a step have no tokens (packed) or the template's
+    (batched).
+
+    Attributes:
+        request_outputs: names of the results that have one row a request. Others have one row a
+            token of the plan.
+    """
+
+    request_outputs: Collection[str] = ()
+
+    def declare_step(
+        self, engine_inputs: ModelInputsFromEngine, inputs: list[Any],
+    ) -> SubmoduleStep | None:
+        """What the step needs of the node's resources; None: nothing. Pure, since it is also asked
+        about requests that no resource knows."""
+        return None
+
+    @abstractmethod
+    def preprocess(
+        self, engine_inputs: ModelInputsFromEngine, inputs: list[Any],
+    ) -> dict[str, Any]:
+        """The step's host work: the tensors that the forward reads, by name, in host memory.
+
+        Before a replay they are copied to the buffers that the capture reads. Ids, positions and
+        offsets are int32. What is no tensor is handed on to an eager forward, and baked by a
+        capture.
+        """
+
+    @abstractmethod
+    def forward_batched(
+        self, engine_inputs: ModelInputsFromEngine, tensors: dict[str, Any],
+    ) -> dict[str, Any] | Any:
+        """Results by name, or one tensor, of preprocess' tensors. Made of mstarc.ops and of the
+        managers in engine_inputs.resources; its host code runs at capture only."""
 
 
 def clone_value(value: Any) -> Any:

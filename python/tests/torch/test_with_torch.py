@@ -72,6 +72,11 @@ def test_defaults_are_torchs():
     assert torch.zeros(1).to(wrapper.q_data_type).dtype is torch.bfloat16
 
 
+def test_a_name_that_torch_does_not_know():
+    with pytest.raises(ValueError, match="tpu"):
+        make(device="tpu")
+
+
 def test_tensors_of_ours():
     wrapper = make()
     wrapper.plan([0, 4, 9])
@@ -108,3 +113,94 @@ def test_tensors_on_a_gpu():
         assert wrapper.info["offset_syncs"] == 1
         wrapper.run(*(x.cuda() for x in qkv()))
     assert np is not None
+
+
+# ---- backend="flashinfer" ------------------------------------------------------------------------
+
+class _FakeRagged:
+    """The surface of flashinfer.BatchPrefillWithRaggedKVCacheWrapper that is used, on the CPU."""
+
+    def __init__(self, workspace, layout="NHD", use_cuda_graph=False, qo_indptr_buf=None,
+                 kv_indptr_buf=None):
+        assert workspace.dtype is torch.uint8 and layout == "NHD"
+        self.fixed = len(qo_indptr_buf) if use_cuda_graph else None
+        self.most = None
+
+    def plan(self, qo, kv, num_qo_heads, num_kv_heads, head_dim_qk, *, causal, sm_scale, q_data_type,
+             kv_data_type):
+        assert qo.dtype is kv.dtype is torch.int32 and q_data_type is kv_data_type
+        assert self.fixed in (None, len(qo)) and len(qo) == len(kv)
+        if self.fixed:
+            self.most = self.most or int(qo[-1])
+            assert qo[-1] <= self.most, "more rows than the first plan"
+        self.causal, self.scale, self.dim = causal, sm_scale, head_dim_qk
+        self.heads, self.qo, self.kv = (num_qo_heads, num_kv_heads), qo.tolist(), kv.tolist()
+
+    def run(self, q, k, v, *, out):
+        assert q.is_contiguous() and tuple(q.shape[1:]) == (self.heads[0], self.dim)
+        group = self.heads[0] // self.heads[1]
+        for a, b, c, d in zip(self.qo, self.qo[1:], self.kv, self.kv[1:]):
+            if a == b or c == d:
+                continue
+            qs, ks, vs = (x.transpose(0, 1).double() for x in (q[a:b], k[c:d], v[c:d]))
+            scores = qs @ ks.repeat_interleave(group, 0).transpose(1, 2) * self.scale
+            if self.causal:
+                keep = torch.ones(b - a, d - c, dtype=torch.bool).tril(d - c - (b - a))
+                scores = scores.masked_fill(~keep, -torch.inf)
+            out[a:b] = (scores.softmax(-1) @ vs.repeat_interleave(group, 0)).transpose(0, 1).to(out)
+
+
+@pytest.fixture
+def fake_flashinfer(monkeypatch):
+    import sys
+    import types
+    module = types.ModuleType("flashinfer")
+    module.BatchPrefillWithRaggedKVCacheWrapper = _FakeRagged
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("head_dim", [24, 64])
+@pytest.mark.parametrize("kind", ["self", "cross", "prefixed"])
+def test_work_goes_to_flashinfer(fake_flashinfer, graph, head_dim, kind):
+    from mstarc.engine.resources.attn.ragged import wrappers
+    cls = {"self": FlashInferRaggedPrefillWrapper, "cross": wrappers.FlashInferRaggedCrossPrefillWrapper,
+           "prefixed": wrappers.FlashInferPrefixedPrefillWrapper}[kind]
+    more = {"max_num_segments": 4, "max_total_tokens": 16, "max_total_kv_tokens": 40,
+            "accelerator_graph": True} if graph else {}
+    more |= {"device": "cpu", "q_data_type": torch.float32}
+    theirs = cls(torch.empty(64, dtype=torch.uint8), 4, 2, head_dim, backend="flashinfer", **more)
+    ours = cls(None, 4, 2, head_dim, **more)
+    assert theirs.info["kernel"] == "flashinfer" and theirs.num_segments == 0
+    for q_offsets, kv_offsets in (([0, 4, 9], [0, 6, 20]), ([0, 16], [0, 40]), ([0, 0, 1], [0, 3, 5])):
+        for causal in ([False] if kind == "cross" else [False, True]):
+            given = [q_offsets] if kind == "self" else [torch.tensor(q_offsets), kv_offsets]
+            for wrapper in (theirs, ours):
+                wrapper.plan(*given, **({} if kind == "cross" else {"causal": causal}))
+            torch.manual_seed(2)
+            rows = 16 if graph else q_offsets[-1] + 2
+            q = torch.randn(rows, 4, head_dim)
+            k, v = torch.randn(2, rows if kind == "self" else 40, 2, head_dim)
+            got, want = theirs.run(q, k, v), ours.run(q, k, v)
+            assert got.shape == want.shape and (got - want).abs().max() <= 256 * 2.0 ** -24 * v.abs().max()
+            assert not got[q_offsets[-1]:].any()
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        theirs.plan([1, 2], *([] if kind == "self" else [[0, 2]]))
+    with pytest.raises((ValueError, AssertionError), match="q has"):
+        theirs.run(torch.randn(17 if graph else 0, 4, head_dim), k, v)
+    with pytest.raises(ValueError, match="k has shape"):
+        theirs.run(q, k[..., :-1], v)
+    with pytest.raises(TypeError, match="torch"):
+        theirs.run(q.numpy(), k, v)
+
+
+def test_flashinfer_needs_its_own(fake_flashinfer):
+    with pytest.raises(NotImplementedError, match="HND"):
+        FlashInferRaggedPrefillWrapper(torch.empty(9, dtype=torch.uint8), 4, 2, 64, kv_layout="HND",
+                                       backend="flashinfer", device="cpu")
+    with pytest.raises(TypeError, match="workspace_buffer"):
+        FlashInferRaggedPrefillWrapper(None, 4, 2, 64, backend="flashinfer", device="cpu")
+    wrapper = FlashInferRaggedPrefillWrapper(torch.empty(9, dtype=torch.uint8), 4, 2, 24,
+                                             backend="flashinfer", device="cpu")
+    with pytest.raises(RuntimeError, match="before plan"):
+        wrapper.run(*qkv())

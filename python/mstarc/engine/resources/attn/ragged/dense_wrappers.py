@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from mstarc._frameworks import device_name
 from mstarc.engine.resources.attn.ragged.wrappers import (
     PrefixedPrefillWrapper,
     RaggedCrossPrefillWrapper,
@@ -19,8 +18,14 @@ __all__ = ["FA3PrefixedPrefillWrapper", "FA3RaggedCrossPrefillWrapper", "FA3Ragg
 
 
 class _FA3Base(_RaggedPrefillBase):
-    def _default_backend(self, device: Any) -> str:
-        return "fa3" if device_name(device).startswith("cuda") else "auto"
+    _backend = "fa3"
+
+    def _make_core(self, arguments: tuple[Any, ...], backend: str, workspace: Any) -> Any:
+        """The kernel by its name where the device has it, else the best one there is."""
+        try:
+            return super()._make_core(arguments, backend, workspace)
+        except NotImplementedError:
+            return super()._make_core(arguments, "auto", workspace)
 
 
 class FA3RaggedPrefillWrapper(_FA3Base, RaggedPrefillWrapper):

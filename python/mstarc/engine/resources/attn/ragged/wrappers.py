@@ -75,6 +75,7 @@ class _RaggedPrefillBase(ABC):
     """
 
     _kind: int
+    _backend = "auto"
 
     def __init__(
         self,
@@ -91,10 +92,7 @@ class _RaggedPrefillBase(ABC):
     ) -> None:
         self._build(num_qo_heads, num_kv_heads, head_dim, max_num_segments, max_total_tokens,
                     max_total_kv_tokens, device, accelerator_graph, sm_scale, q_data_type,
-                    kv_layout="NHD", backend=self._default_backend(device), workspace=None)
-
-    def _default_backend(self, device: Any) -> str:
-        return "auto"
+                    kv_layout="NHD", backend=self._backend, workspace=None)
 
     def _build(
         self, num_qo_heads: int, num_kv_heads: int, head_dim: int, max_num_segments: int | None,
@@ -119,18 +117,26 @@ class _RaggedPrefillBase(ABC):
             raise ValueError(f"sm_scale is {sm_scale}; it must be finite")
         self._sm_scale = float(sm_scale)
         self._q_data_type = caller_dtype(q_data_type)
-        self._device = caller_device(device)
         self._kv_layout = kv_layout
 
         def given(ceiling: int | None) -> int:
             return ceiling if self._accelerator_graph and ceiling is not None else -1
 
-        self._core = _core.Attention(
+        arguments = (
             self._kind, self._num_qo_heads, self._num_kv_heads, self._head_dim,
             given(self._max_num_segments), given(self._max_total_tokens),
             given(self._max_total_kv_tokens), device_name(device), self._accelerator_graph,
-            self._sm_scale, dtype_name(q_data_type), kv_layout,
-            backend, workspace)
+            self._sm_scale, dtype_name(q_data_type), kv_layout)
+        self._core: Any
+        if backend == "flashinfer":
+            from mstarc.engine.resources.attn.ragged.flashinfer_backend import FlashInferAttention
+            self._core = FlashInferAttention(*arguments, workspace)
+        else:
+            self._core = self._make_core(arguments, backend, workspace)
+        self._device = caller_device(device)  # a name that is none has been refused by now
+
+    def _make_core(self, arguments: tuple[Any, ...], backend: str, workspace: Any) -> Any:
+        return _core.Attention(*arguments, backend, workspace)
 
     @staticmethod
     def _check_graph_mode(max_num_segments: int | None, max_total_tokens: int | None) -> None:
@@ -270,7 +276,7 @@ class RaggedPrefillWrapper(_RaggedPrefillBase):
 
     Raises:
         ValueError: an argument out of range. AssertionError: graph mode without its ceilings.
-        RuntimeError: the device is not there. NotImplementedError: it is a GPU.
+        RuntimeError: the device is not there. NotImplementedError: it has no such kernel.
     """
 
     _kind = _SELF
@@ -353,10 +359,6 @@ class _FlashInferRaggedPrefillBase(_RaggedPrefillBase):
         backend: str = "auto",
         **kwargs: Any,
     ) -> None:
-        if backend == "flashinfer":
-            raise NotImplementedError(
-                "backend='flashinfer' would hand the work to that package, which needs a GPU; this "
-                "build has 'auto', 'native' and 'reference'")
         self._build(num_qo_heads, num_kv_heads, head_dim, **_abstract_arguments(kwargs),
                     kv_layout=kv_layout, backend=backend, workspace=workspace_buffer)
 
@@ -382,13 +384,14 @@ class FlashInferRaggedPrefillWrapper(_FlashInferRaggedPrefillBase, RaggedPrefill
             may serve wrappers whose work never overlaps in time. None lets the wrapper take its own.
         num_qo_heads, num_kv_heads, head_dim: as in RaggedPrefillWrapper.
         kv_layout: of k and v: "NHD" is [Tk, K, D], "HND" is [K, Tk, D].
-        backend: "auto", "native" or "reference"; "fa2" and "fa3" are kernels of a GPU.
+        backend: "auto", "native" or "reference"; "fa2" and "fa3" are kernels of a GPU; "flashinfer"
+            hands the work to that package, on torch's tensors, where it is installed.
         **kwargs: the further arguments of RaggedPrefillWrapper.
 
     Raises:
         ValueError: as there, or the buffer is smaller than what run needs: info's workspace_bytes,
             and up to 63 more where it does not begin at a multiple of 64.
-        NotImplementedError: a backend that this device does not have.
+        NotImplementedError: a backend that this device does not have, or "flashinfer" without it.
     """
 
 

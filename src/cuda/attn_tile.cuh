@@ -1,58 +1,39 @@
 /*
- * attn_tile.cuh - ragged attention on tensor cores of sm_80 and newer: mma.sync, cp.async, ldmatrix.
+ * attn_tile.cuh - ragged attention on tensor cores of sm_80 and newer: mma.sync, cp.async,
+ * ldmatrix.
  *
  * A block of four warps takes a row tile of one kv head: 16 * MT rows a warp, a row being one query
- * row of one query head of the group (grouped heads share their keys, so they share a tile). Keys go
- * in blocks of 64 counted from the segment's first key, with an online softmax over them. Blocks stay
- * and take work from the plan's list until it is empty; the list's length is read from memory.
+ * row of one query head of the group (grouped heads share their keys, so they share a tile). Keys
+ * go in blocks of 64 counted from the segment's first key, with an online softmax over them. Blocks
+ * stay and take work from the plan's list until it is empty; the list's length is read from memory.
  *
  * Order of sums (the bits): block after block in ascending order; within one, products sum as the
- * matrix instruction does, 16 keys at a time; a thread sums its own weights over the block first. All
- * of that counts from the segment's first key and knows nothing of tile height, stages or other
+ * matrix instruction does, 16 keys at a time; a thread sums its own weights over the block first.
+ * All of that counts from the segment's first key and knows nothing of tile height, stages or other
  * segments. Where keys are split, each part starts afresh and parts merge in ascending order.
  * Floating point outside the matrix instructions is written with explicit rounding, and the file is
  * compiled without contraction, so that every instance computes the same bits.
  *
  * Nothing outside a segment is ever read: rows past its end are filled with zeros on the way in.
- * Masking is by selection. In a block where some row does not see some key, a weight of 0 would turn
- * a non-finite v into NaN; such v are found, taken out of the product, and added where they are seen.
+ * Masking is by selection. In a block where some row does not see some key, a weight of 0 would
+ * turn a non-finite v into NaN; such v are found, taken out of the product, and added where they
+ * are seen.
  */
 #ifndef MST_CUDA_ATTN_TILE_CUH
 #define MST_CUDA_ATTN_TILE_CUH
 
 #include "cuda/attn_args.h"
+#if defined(__CUDACC__)
+#include "cuda/attn_instructions.cuh"
+#endif
 
-namespace mst {
+namespace mst
+{
 
 enum { WARPS = 4, THREADS = WARPS * 32 };
 
-struct bf16 {};
-struct f16 {};
-
-/* ---- instructions ---------------------------------------------------------------------------- */
-
-template <typename T>
-__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-
-template <>
-__device__ __forceinline__ void mma<bf16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                          uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-                 "{%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-template <>
-__device__ __forceinline__ void mma<f16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                         uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-                 "{%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
+/* ---- on top of the instructions ---------------------------------------------------------------
+ */
 
 /* c = a b, and c += a b where it is not the first of its sum. */
 template <typename T>
@@ -64,38 +45,6 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint3
     mma<T>(c, a, b0, b1);
 }
 
-/* Two floats rounded to the nearest, low half first. */
-template <typename T> __device__ __forceinline__ uint32_t pack(float low, float high);
-
-template <> __device__ __forceinline__ uint32_t pack<bf16>(float low, float high)
-{
-    uint32_t packed;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-}
-
-template <> __device__ __forceinline__ uint32_t pack<f16>(float low, float high)
-{
-    uint32_t packed;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-}
-
-/* One 16-bit element as a float. */
-template <typename T> __device__ __forceinline__ float widen(uint16_t bits);
-
-template <> __device__ __forceinline__ float widen<bf16>(uint16_t bits)
-{
-    return __uint_as_float((uint32_t)bits << 16);
-}
-
-template <> __device__ __forceinline__ float widen<f16>(uint16_t bits)
-{
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
-}
-
 /* Exponent bits of both halves of a word. */
 template <typename T> struct exponent_mask;
 template <> struct exponent_mask<bf16> {
@@ -104,53 +53,6 @@ template <> struct exponent_mask<bf16> {
 template <> struct exponent_mask<f16> {
     static constexpr uint32_t low = 0x7c00u;
 };
-
-__device__ __forceinline__ void load4(uint32_t (&r)[4], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-__device__ __forceinline__ void load4_transposed(uint32_t (&r)[4], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-/* 16 bytes to shared memory without waiting. */
-__device__ __forceinline__ void copy16(uint32_t to, const void *from)
-{
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-/* The same where wanted, else zeros, and nothing is read. */
-__device__ __forceinline__ void copy16_or_zero(uint32_t to, const void *from, bool wanted)
-{
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(wanted ? 16 : 0)
-                 : "memory");
-}
-
-__device__ __forceinline__ void copies_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int LEFT> __device__ __forceinline__ void copies_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
-
-__device__ __forceinline__ float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 #define MST_NEG_INF __uint_as_float(0xff800000u)
 
@@ -171,12 +73,12 @@ __device__ __forceinline__ float quad_sum(float x)
 
 template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile {
     static constexpr int ROWS = WARPS * 16 * MT;
-    static constexpr int CHUNKS = DT / 8;            /* of 16 bytes, in a row */
-    static constexpr int PITCH = (CHUNKS + 1) * 16;  /* odd in chunks: ldmatrix without conflicts */
+    static constexpr int CHUNKS = DT / 8;           /* of 16 bytes, in a row */
+    static constexpr int PITCH = (CHUNKS + 1) * 16; /* odd in chunks: ldmatrix without conflicts */
     static constexpr int BLOCK_BYTES = BN * PITCH;
     static constexpr int SMEM_BYTES = ROWS * PITCH + 2 * STAGES * BLOCK_BYTES;
-    static constexpr int KT = BN / 16;       /* groups of 16 keys */
-    static constexpr int DG = DT / 16;               /* groups of 16 columns */
+    static constexpr int KT = BN / 16; /* groups of 16 keys */
+    static constexpr int DG = DT / 16; /* groups of 16 columns */
     static constexpr int SLOT_FLOATS = THREADS * MT * (DT / 2 + 4);
 
     /* The work in hand; the same in every thread. What the inner loop does not need stays in shared
@@ -199,45 +101,53 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
 
     /* A field of the item in hand, by its place in mst_cuda_attn_item. */
     enum {
-        Q_FIRST, KV_FIRST, LQ, LK, ROW_BEGIN, ROW_END, KEY_BEGIN, KEY_END, SPLIT, NUM_SPLITS, SLOT,
+        Q_FIRST,
+        KV_FIRST,
+        LQ,
+        LK,
+        ROW_BEGIN,
+        ROW_END,
+        KEY_BEGIN,
+        KEY_END,
+        SPLIT,
+        NUM_SPLITS,
+        SLOT,
         PART_KEYS
     };
     __device__ __forceinline__ int get(int field) const
     {
-        int value;
-        asm volatile("ld.shared.s32 %0, [%1];" : "=r"(value) : "r"(item + (field / 4) * PITCH + field % 4 * 4));
-        return value;
+        return (int)shared_get(item + (field / 4) * PITCH + field % 4 * 4);
     }
 
-    __device__ __forceinline__ static int warp()
-    {
-        return threadIdx.x >> 5;
-    }
-    __device__ __forceinline__ static int lane()
-    {
-        return threadIdx.x & 31;
-    }
+    __device__ __forceinline__ static int warp() { return threadIdx.x >> 5; }
+    __device__ __forceinline__ static int lane() { return threadIdx.x & 31; }
 
     /* ---- loads ------------------------------------------------------------------------------- */
 
     /* A thread copies every LANES-th chunk of every PASS_ROWS-th row: consecutive threads whole
        sectors, and all addresses a constant away from a few. */
-    static constexpr int LANES = CHUNKS % 32 == 0 ? 32 : CHUNKS % 16 == 0 ? 16 : CHUNKS % 8 == 0 ? 8 :
-                                 CHUNKS % 4 == 0 || BN < 64 ? 4 : 2;
+    static constexpr int LANES = CHUNKS % 32 == 0             ? 32
+                                 : CHUNKS % 16 == 0           ? 16
+                                 : CHUNKS % 8 == 0            ? 8
+                                 : CHUNKS % 4 == 0 || BN < 64 ? 4
+                                                              : 2;
     static constexpr int PASS_ROWS = THREADS / LANES;
     static constexpr int STEPS = (CHUNKS + LANES - 1) / LANES;
-    static_assert(BN % PASS_ROWS == 0 && ROWS % PASS_ROWS == 0, "tiles are a whole number of passes");
+    static_assert(BN % PASS_ROWS == 0 && ROWS % PASS_ROWS == 0,
+                  "tiles are a whole number of passes");
 
-    /* Whether a lane has a chunk to copy in a step. The last chunk of a row is padding where the head
-       dim is 8 short of DT: zeroed once, and left alone by the copies. */
+    /* Whether a lane has a chunk to copy in a step. The last chunk of a row is padding where the
+       head dim is 8 short of DT: zeroed once, and left alone by the copies. */
     __device__ __forceinline__ static bool copies_chunk(const mst_cuda_attn_args &a, int lane_chunk,
                                                         int step)
     {
         return (step + 1) * LANES < CHUNKS || lane_chunk + step * LANES < (a.head_dim + 7) / 8;
     }
 
-    /* The same by elements, for rows that do not lie on 16 bytes: at once, zeros past the head dim. */
-    __device__ __noinline__ static void copy_elements(uint32_t to, const uint16_t *from, int head_dim)
+    /* The same by elements, for rows that do not lie on 16 bytes: at once, zeros past the head dim.
+     */
+    __device__ __noinline__ static void copy_elements(uint32_t to, const uint16_t *from,
+                                                      int head_dim)
     {
 #pragma unroll 1
         for (int chunk = threadIdx.x % LANES; chunk < CHUNKS; chunk += LANES) {
@@ -247,7 +157,7 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
                 uint32_t word = from != nullptr && d < head_dim ? from[d] : 0u;
                 if (from != nullptr && d + 1 < head_dim)
                     word |= (uint32_t)from[d + 1] << 16;
-                asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + chunk * 16 + i * 4), "r"(word) : "memory");
+                shared_put(to + chunk * 16 + i * 4, word);
             }
         }
     }
@@ -257,9 +167,7 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         if (a.head_dim > DT - 8)
             return;
         for (int row = threadIdx.x; row < ROWS + 2 * STAGES * BN; row += THREADS)
-            asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(q_smem + row * PITCH + (CHUNKS - 1) * 16),
-                         "r"(0)
-                         : "memory");
+            shared_put4(q_smem + row * PITCH + (CHUNKS - 1) * 16, 0);
         __syncthreads();
     }
 
@@ -267,9 +175,10 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
     __device__ __forceinline__ void load_rows(const mst_cuda_attn_args &a, int row_begin, int head)
     {
         int lane_chunk = threadIdx.x % LANES;
-        const char *base = (const char *)a.q +
-                           ((int64_t)get(Q_FIRST) * a.q_row_stride + (int64_t)head * a.q_head_stride) * 2 +
-                           lane_chunk * 16;
+        const char *base =
+            (const char *)a.q +
+            ((int64_t)get(Q_FIRST) * a.q_row_stride + (int64_t)head * a.q_head_stride) * 2 +
+            lane_chunk * 16;
         int row = threadIdx.x / LANES;
         uint32_t to = q_smem + row * PITCH + lane_chunk * 16;
         /* of ungrouped heads the next row is a fixed step away; of grouped ones it is looked for */
@@ -288,7 +197,8 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
             bool wanted = row < rows;
             if (SLOW && a.elements) {
                 copy_elements(to + pass * PASS_ROWS * PITCH - lane_chunk * 16,
-                              wanted ? (const uint16_t *)(from - lane_chunk * 16) : nullptr, a.head_dim);
+                              wanted ? (const uint16_t *)(from - lane_chunk * 16) : nullptr,
+                              a.head_dim);
                 continue;
             }
             if (!wanted)
@@ -296,8 +206,8 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
 #pragma unroll
             for (int i = 0; i < STEPS; i++)
                 if (copies_chunk(a, lane_chunk, i))
-                    copy16_or_zero(to + pass * PASS_ROWS * PITCH + i * LANES * 16, from + i * LANES * 16,
-                                   wanted);
+                    copy16_or_zero(to + pass * PASS_ROWS * PITCH + i * LANES * 16,
+                                   from + i * LANES * 16, wanted);
         }
     }
 
@@ -306,14 +216,17 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
     {
         int64_t row = (int64_t)get(KV_FIRST) + block * BN + threadIdx.x / LANES;
         int lane_bytes = threadIdx.x % LANES * 16;
-        k_from = (const char *)a.k + (row * a.k_row_stride + (int64_t)kv_head * a.k_head_stride) * 2 + lane_bytes;
-        v_from = (const char *)a.v + (row * a.v_row_stride + (int64_t)kv_head * a.v_head_stride) * 2 + lane_bytes;
+        k_from = (const char *)a.k +
+                 (row * a.k_row_stride + (int64_t)kv_head * a.k_head_stride) * 2 + lane_bytes;
+        v_from = (const char *)a.v +
+                 (row * a.v_row_stride + (int64_t)kv_head * a.v_head_stride) * 2 + lane_bytes;
     }
 
     /* Keys [block * BN, block * BN + BN) of k or v; moves on to the next block. */
     template <bool SLOW>
-    __device__ __forceinline__ void load_block(const mst_cuda_attn_args &a, uint32_t to, const char *&from,
-                                               int64_t row_stride, unsigned block)
+    __device__ __forceinline__ void load_block(const mst_cuda_attn_args &a, uint32_t to,
+                                               const char *&from, int64_t row_stride,
+                                               unsigned block)
     {
         int64_t pass_bytes = row_stride * (2 * PASS_ROWS);
         int lane_chunk = threadIdx.x % LANES;
@@ -324,7 +237,8 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
             int left = lk - (int)(block * BN) - (int)(threadIdx.x / LANES);
             for (int pass = 0; pass < BN / PASS_ROWS; pass++, from += pass_bytes)
                 copy_elements(to - lane_bytes + pass * PASS_ROWS * PITCH,
-                              pass * PASS_ROWS < left ? (const uint16_t *)(from - lane_bytes) : nullptr,
+                              pass * PASS_ROWS < left ? (const uint16_t *)(from - lane_bytes)
+                                                      : nullptr,
                               a.head_dim);
         } else if ((int)((block + 1) * BN) <= lk) {
 #pragma unroll
@@ -332,7 +246,8 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
 #pragma unroll
                 for (int i = 0; i < STEPS; i++)
                     if (copies_chunk(a, lane_chunk, i))
-                        copy16(to + pass * PASS_ROWS * PITCH + i * LANES * 16, from + i * LANES * 16);
+                        copy16(to + pass * PASS_ROWS * PITCH + i * LANES * 16,
+                               from + i * LANES * 16);
         } else {
             int left = lk - (int)(block * BN) - (int)(threadIdx.x / LANES);
 #pragma unroll
@@ -384,7 +299,8 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
     template <bool EDGE>
     __device__ __forceinline__ void scores(float (&s)[MT][BN / 8][4], uint32_t k_at, int groups)
     {
-        uint32_t k_lane = k_at + ((lane() & 7) + ((lane() >> 4) << 3)) * PITCH + ((lane() >> 3) & 1) * 16;
+        uint32_t k_lane =
+            k_at + ((lane() & 7) + ((lane() >> 4) << 3)) * PITCH + ((lane() >> 3) & 1) * 16;
         uint32_t q_lane = q_smem + (warp() * 16 * MT + (lane() & 15)) * PITCH + (lane() >> 4) * 16;
         if (EDGE) {
 #pragma unroll
@@ -447,9 +363,9 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
     }
 
     /*
-     * Scores become weights p, rounded, as the matrix instruction wants them; m, l and o move to the
-     * new maximum. Rows are independent, so each stage does all of them. WIDE: products with the
-     * scale may overflow, differences from the maximum times the scale do no harm.
+     * Scores become weights p, rounded, as the matrix instruction wants them; m, l and o move to
+     * the new maximum. Rows are independent, so each stage does all of them. WIDE: products with
+     * the scale may overflow, differences from the maximum times the scale do no harm.
      */
     template <bool WIDE>
     __device__ __forceinline__ void weigh(const mst_cuda_attn_args &a, float (&s)[MT][BN / 8][4],
@@ -514,7 +430,8 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
 
     /* o += p v over the key groups of the block. */
     template <bool EDGE>
-    __device__ __forceinline__ void accumulate(const uint32_t (&p)[MT][KT][4], uint32_t v_at, int groups)
+    __device__ __forceinline__ void accumulate(const uint32_t (&p)[MT][KT][4], uint32_t v_at,
+                                               int groups)
     {
         uint32_t v_lane = v_at + (lane() & 15) * PITCH + (lane() >> 4) * 16;
 #pragma unroll
@@ -534,7 +451,8 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         }
     }
 
-    /* ---- non-finite v under a mask ------------------------------------------------------------ */
+    /* ---- non-finite v under a mask ------------------------------------------------------------
+     */
 
     __device__ __forceinline__ static bool is_special(uint32_t word)
     {
@@ -548,9 +466,7 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         bool found = false;
         for (int at = threadIdx.x; at < BN * CHUNKS; at += THREADS) {
             uint32_t w0, w1, w2, w3;
-            asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                         : "=r"(w0), "=r"(w1), "=r"(w2), "=r"(w3)
-                         : "r"(v_at + (at / CHUNKS) * PITCH + (at % CHUNKS) * 16));
+            shared_get4(w0, w1, w2, w3, v_at + (at / CHUNKS) * PITCH + (at % CHUNKS) * 16);
             found |= is_special(w0) || is_special(w1) || is_special(w2) || is_special(w3);
         }
         return found;
@@ -562,10 +478,7 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
     {
         for (int key = 0; key < BN; key++) {
             for (int j = 0; j < DT / 8; j++) {
-                uint32_t word;
-                asm volatile("ld.shared.u32 %0, [%1];"
-                             : "=r"(word)
-                             : "r"(v_at + key * PITCH + j * 16 + (lane() & 3) * 4));
+                uint32_t word = shared_get(v_at + key * PITCH + j * 16 + (lane() & 3) * 4);
                 if (!is_special(word))
                     continue;
                 for (int x = 0; x < 2; x++) {
@@ -584,19 +497,18 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         __syncthreads();
         for (int at = threadIdx.x; at < BN * CHUNKS * 4; at += THREADS) {
             uint32_t place = v_at + (at / (CHUNKS * 4)) * PITCH + (at % (CHUNKS * 4)) * 4;
-            uint32_t word;
-            asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(place));
+            uint32_t word = shared_get(place);
             if ((word & exponent_mask<T>::low) == exponent_mask<T>::low)
                 word &= 0xffff0000u;
             if ((word & (exponent_mask<T>::low << 16)) == (exponent_mask<T>::low << 16))
                 word &= 0x0000ffffu;
-            asm volatile("st.shared.u32 [%0], %1;" ::"r"(place), "r"(word) : "memory");
+            shared_put(place, word);
         }
         __syncthreads();
     }
 
-    __device__ __forceinline__ void settle_block(const mst_cuda_attn_args &a, int causal, uint32_t v_at,
-                                                 int first_key)
+    __device__ __forceinline__ void settle_block(const mst_cuda_attn_args &a, int causal,
+                                                 uint32_t v_at, int first_key)
     {
         int low_high[MT * 4];
         float o_flat[MT * DT / 2];
@@ -636,7 +548,8 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         }
     }
 
-    /* SLOW: v may hold non-finite elements that some row does not see, or the scale is very large. */
+    /* SLOW: v may hold non-finite elements that some row does not see, or the scale is very large.
+     */
     template <bool EDGE, bool SLOW>
     __device__ __forceinline__ void step(const mst_cuda_attn_args &a, int causal, bool row_mask,
                                          unsigned block, unsigned last)
@@ -725,7 +638,8 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
             else
                 copies_wait<0>();
             __syncthreads();
-            uint32_t q_lane = q_smem + (warp() * 16 * MT + (lane() & 15)) * PITCH + (lane() >> 4) * 16;
+            uint32_t q_lane =
+                q_smem + (warp() * 16 * MT + (lane() & 15)) * PITCH + (lane() >> 4) * 16;
 #pragma unroll
             for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -763,14 +677,16 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         for (int i = 0; i < MT; i++)
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                huge |= m[i][h] != MST_NEG_INF && !(fabsf(__fmul_rn(m[i][h], a.scale_log2)) < 0x1p100f);
+                huge |=
+                    m[i][h] != MST_NEG_INF && !(fabsf(__fmul_rn(m[i][h], a.scale_log2)) < 0x1p100f);
         return huge;
     }
 
     __device__ __forceinline__ void attend(const mst_cuda_attn_args &a, int causal, int kv_head,
                                            int key_begin, int key_end)
     {
-        bool row_mask = causal || a.window_left != MST_CUDA_NO_WINDOW || a.window_right != MST_CUDA_NO_WINDOW;
+        bool row_mask =
+            causal || a.window_left != MST_CUDA_NO_WINDOW || a.window_right != MST_CUDA_NO_WINDOW;
         special = false;
         if (key_end <= key_begin) {
             clear();
@@ -813,26 +729,24 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
                     unsigned packed = (unsigned)(row_begin + first + row);
                     unsigned token = packed / (unsigned)a.group;
                     unsigned of = packed - token * (unsigned)a.group;
-                    float value = l[i][h] == 0.0f
-                                      ? MST_NEG_INF
-                                      : __fmaf_rn(__fmul_rn(m[i][h], a.scale_log2), 0.6931471805599453f,
-                                                  logf(l[i][h]));
+                    float value = l[i][h] == 0.0f ? MST_NEG_INF
+                                                  : __fmaf_rn(__fmul_rn(m[i][h], a.scale_log2),
+                                                              0.6931471805599453f, logf(l[i][h]));
                     a.lse[(first_token + token) * a.lse_row_stride + head + of] = value;
                 }
 #pragma unroll
                 for (int j = 0; j < DT / 8; j++) {
                     uint32_t word = pack<T>(__fmul_rn(o[i][j][2 * h], inverse),
                                             __fmul_rn(o[i][j][2 * h + 1], inverse));
-                    asm volatile("st.shared.u32 [%0], %1;" ::"r"(own + row * PITCH + j * 16 + (lane() & 3) * 4),
-                                 "r"(word)
-                                 : "memory");
+                    shared_put(own + row * PITCH + j * 16 + (lane() & 3) * 4, word);
                 }
             }
         }
         __syncwarp();
         constexpr int PASS = 32 / LANES; /* rows that a warp writes at once */
         int lane_chunk = lane() % LANES;
-        char *base = (char *)a.out + (first_token * a.out_row_stride + (int64_t)head * a.out_head_stride) * 2 +
+        char *base = (char *)a.out +
+                     (first_token * a.out_row_stride + (int64_t)head * a.out_head_stride) * 2 +
                      lane_chunk * 16;
         char *next = base + (int64_t)(row_begin + first + lane() / LANES) * a.out_row_stride * 2;
         int64_t pass_bytes = a.out_row_stride * (2 * PASS);
@@ -846,24 +760,24 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
                 unsigned packed = (unsigned)(row_begin + first + row);
                 unsigned token = packed / (unsigned)a.group;
                 unsigned of = packed - token * (unsigned)a.group;
-                to = base + ((int64_t)token * a.out_row_stride + (int64_t)of * a.out_head_stride) * 2;
+                to = base +
+                     ((int64_t)token * a.out_row_stride + (int64_t)of * a.out_head_stride) * 2;
             }
             uint32_t from = own + row * PITCH + lane_chunk * 16;
 #pragma unroll
             for (int i = 0; i < STEPS; i++)
                 if (copies_chunk(a, lane_chunk, i))
-                    store16(a, to + i * LANES * 16, from + i * LANES * 16, (lane_chunk + i * LANES) * 8);
+                    store16(a, to + i * LANES * 16, from + i * LANES * 16,
+                            (lane_chunk + i * LANES) * 8);
         }
     }
 
     /* 16 bytes of a row of out, from column on; by elements where rows do not lie on 16 bytes. */
-    __device__ __forceinline__ static void store16(const mst_cuda_attn_args &a, char *to, uint32_t from,
-                                                   int column)
+    __device__ __forceinline__ static void store16(const mst_cuda_attn_args &a, char *to,
+                                                   uint32_t from, int column)
     {
         uint32_t w[4];
-        asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                     : "r"(from));
+        shared_get4(w[0], w[1], w[2], w[3], from);
         if (a.out_vector) {
             *(uint4 *)to = make_uint4(w[0], w[1], w[2], w[3]);
             return;
@@ -908,7 +822,8 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
     template <bool AFTER>
     __device__ __forceinline__ static float joined(float own, float keep, float other, float add)
     {
-        return AFTER ? __fmaf_rn(own, keep, __fmul_rn(other, add)) : __fmaf_rn(other, add, __fmul_rn(own, keep));
+        return AFTER ? __fmaf_rn(own, keep, __fmul_rn(other, add))
+                     : __fmaf_rn(other, add, __fmul_rn(own, keep));
     }
 
     /* What is in hand, merged with a part that comes after it, or before. */
@@ -950,9 +865,13 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
     {
         return (volatile uint32_t *)(smem + (at / 4) * PITCH + CHUNKS * 16 + (at % 4) * 4);
     }
-    enum { NEXT_WORD = 24, TURN_WORD = 26 }; /* after two items of 12 words; NEXT_WORD one a parity */
+    enum {
+        NEXT_WORD = 24,
+        TURN_WORD = 26
+    }; /* after two items of 12 words; NEXT_WORD one a parity */
 
-    __device__ __forceinline__ void fetch_item(const mst_cuda_attn_args &a, unsigned index, int parity)
+    __device__ __forceinline__ void fetch_item(const mst_cuda_attn_args &a, unsigned index,
+                                               int parity)
     {
         const char *from = (const char *)&a.items[index];
 #pragma unroll
@@ -961,7 +880,8 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
     }
 
     /* One tile of one head: its rows of out, or its part of them. */
-    __device__ __forceinline__ void compute(const mst_cuda_attn_args &a, int causal, int kv_head, char *smem)
+    __device__ __forceinline__ void compute(const mst_cuda_attn_args &a, int causal, int kv_head,
+                                            char *smem)
     {
         int num_splits = get(NUM_SPLITS);
         int slot = get(SLOT);
@@ -1067,14 +987,15 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
 
 } // namespace mst
 
-/* An instance by its name. The register limit is what lets BLOCKS of them share a multiprocessor. */
-#define MST_ATTN_KERNEL(NAME, T, DT, BN, MT, STAGES, QREG, BLOCKS)                                \
-    extern "C" __global__ void __launch_bounds__(mst::THREADS, BLOCKS)                         \
-        NAME(const __grid_constant__ mst_cuda_attn_args args)                                  \
-    {                                                                                          \
-        extern __shared__ __align__(128) char mst_smem[];                                      \
-        mst::tile<mst::T, DT, BN, MT, STAGES, QREG> t;                                            \
-        t.run(args, mst_smem);                                                                 \
+/* An instance by its name. The register limit is what lets BLOCKS of them share a multiprocessor.
+ */
+#define MST_ATTN_KERNEL(NAME, T, DT, BN, MT, STAGES, QREG, BLOCKS)     \
+    extern "C" __global__ void __launch_bounds__(mst::THREADS, BLOCKS) \
+        NAME(const __grid_constant__ mst_cuda_attn_args args)          \
+    {                                                                  \
+        extern __shared__ __align__(128) char mst_smem[];              \
+        mst::tile<mst::T, DT, BN, MT, STAGES, QREG> t;                 \
+        t.run(args, mst_smem);                                         \
     }
 
 #endif

@@ -77,10 +77,30 @@ static void check_item(const attn_launch *launch, const mst_cuda_attn_item *item
     launch->mock->items++;
 }
 
-int mock_attention_run(mock_cuda *mock, const mst_cuda_kernel *kernel, const mst_cuda_attn_args *a)
+/* The kernel's source, in another order of blocks and warps each time. */
+static void run_tile(const attn_launch *launch, unsigned grid)
+{
+    const mst_cuda_attn_args *a = launch->args;
+    const char *found = launch->mock->run_tile(launch->kernel->symbol, a, grid,
+                                               (size_t)launch->kernel->shared_bytes,
+                                               (unsigned)launch->mock->launches);
+    if (found != NULL)
+        mock_cuda_fault(found);
+    for (int32_t i = 0; i < a->header->num_items; i++)
+        check_item(launch, &a->items[i]);
+    if (a->counters->next != 0 || a->counters->done != 0)
+        mock_cuda_fault("the counters were not 0 after a launch");
+}
+
+int mock_attention_run(mock_cuda *mock, const mst_cuda_kernel *kernel, const mst_cuda_attn_args *a,
+                       unsigned grid)
 {
     const attn_launch all = {mock, kernel, a}, *launch = &all;
     const mst_cuda_attn_header *header = a->header;
+    if (mock->run_tile != NULL && kernel->shared_bytes > 0) {
+        run_tile(launch, grid);
+        return 0;
+    }
     int64_t heads = (int64_t)a->num_kv_heads * a->group;
     mock_row *rows = calloc((size_t)(header->num_tokens * heads) + 1, sizeof *rows);
     bool *written = calloc((size_t)header->num_tokens + 1, sizeof *written);

@@ -360,7 +360,7 @@ static bool is_attention(const mst_cuda_kernel *kernel)
 static int run(const mock_launch *launch)
 {
     return is_attention(launch->kernel)
-               ? mock_attention_run(&mock, launch->kernel, &launch->args.attn)
+               ? mock_attention_run(&mock, launch->kernel, &launch->args.attn, launch->grid_x)
                : run_rows(launch);
 }
 

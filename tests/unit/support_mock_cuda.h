@@ -30,6 +30,9 @@ typedef struct mock_cuda {
     int context_depth;   /* pushed and not popped */
     int64_t free_bytes;
     int64_t launches, split_items, items;
+    /* runs the attention kernels' own source in place of double precision; NULL: not */
+    const char *(*run_tile)(const char *symbol, const mst_cuda_attn_args *args, unsigned grid,
+                            size_t shared_bytes, unsigned seed);
     unsigned grid;               /* of the last launch */
     char kernel[64];             /* of the last launch */
     char fault[128];             /* what a launch found wrong; "" nothing */
@@ -42,7 +45,7 @@ typedef struct mock_cuda {
 void mock_cuda_fault(const char *text);
 /* support_mock_attn.c: carries out one launch; 0. */
 int mock_attention_run(mock_cuda *mock, const mst_cuda_kernel *kernel,
-                       const mst_cuda_attn_args *args);
+                       const mst_cuda_attn_args *args, unsigned grid);
 
 /* Puts the mock in the driver's place, as good as new. */
 mock_cuda *mock_cuda_install(void);

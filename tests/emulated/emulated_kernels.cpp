@@ -1,0 +1,41 @@
+/* emulated_kernels.cpp - every attention kernel of cuda_attn.def over the emulated machine. */
+#include "emulated_gpu.h"
+
+#include "cuda/attn_tile.cuh"
+
+#include "emulated_kernels.h"
+#include "emulated_run.h"
+
+namespace
+{
+
+template <typename T, int DT, int BN, int MT, int STAGES, bool QREG>
+void run_tile(const mst_cuda_attn_args &args, char *shared)
+{
+    mst::tile<T, DT, BN, MT, STAGES, QREG> t;
+    t.run(args, shared);
+}
+
+const struct {
+    const char *symbol;
+    emulated_kernel *kernel;
+} kernels[] = {
+#define MST_ATTN(HD, BN, MT, STAGES, QREG, BLOCKS)                   \
+    {"mst_attn_bf16_hd" #HD "_m" #MT "n" #BN "s" #STAGES "_sm80",    \
+     run_tile<mst::bf16, HD, BN, MT, STAGES, QREG>},                 \
+        {"mst_attn_f16_hd" #HD "_m" #MT "n" #BN "s" #STAGES "_sm80", \
+         run_tile<mst::f16, HD, BN, MT, STAGES, QREG>},
+#include "cuda/cuda_attn.def"
+#undef MST_ATTN
+};
+
+} // namespace
+
+const char *emulated_launch(const char *symbol, const mst_cuda_attn_args *args, unsigned grid,
+                            size_t shared_bytes, unsigned seed)
+{
+    for (const auto &line : kernels)
+        if (std::strcmp(line.symbol, symbol) == 0)
+            return emulated_run(line.kernel, args, grid, shared_bytes, seed);
+    return "no such kernel";
+}

@@ -126,6 +126,7 @@ int cli_graph_stats_print(const cli_session *session, bool as_json)
     cli_report_integer(&report, "bytes", "scratch", (int64_t)info.scratch_bytes);
     cli_report_integer(&report, "bytes", "static_inputs", (int64_t)info.static_input_bytes);
     cli_report_integer(&report, "bytes", "eager", (int64_t)info.eager_bytes);
+    cli_report_integer(&report, "bytes", "total", (int64_t)info.total_bytes);
     if (as_json) /* a table of its own kind: for scripts */
         cli_report_value(&report, NULL, "buckets", buckets_json(session));
     return cli_report_print(&report, as_json);

@@ -69,8 +69,9 @@ typedef struct mstar_node_hooks {
        Pure, and never larger for a smaller size. NULL: none. */
     mstar_status (*lay_out)(void *user, mstar_frame_size size, mstar_tensors *scratch);
     /* Gives work to frame->stream and adds its results to outputs: views of scratch or of memory of
-       its own, rows (of tokens or of requests) first. Under a capture its host code runs once, and
-       what it read is baked; at replay only the contents of buffers and plans change. Required. */
+       its own, rows (of tokens or of requests) first. Under a capture (prepare makes one as well,
+       to count it) its host code runs once, and what it read is baked; at replay only the contents
+       of buffers and plans change. Required. */
     mstar_status (*forward)(void *user, const mstar_frame *frame, mstar_tensors *outputs);
 } mstar_node_hooks;
 MSTAR_API void mstar_node_hooks_init(mstar_node_hooks *hooks);
@@ -93,8 +94,10 @@ typedef struct mstar_graph_runner_desc {
     mstar_resources *resources; /* kept; NULL: the node has none */
     int32_t num_slots;          /* -1 (default): 1, or MSTAR_NUM_SLOTS (2) where a resource asks for
                                    double buffering or can pre-plan; else 1..64 */
-    int32_t num_warmups;        /* forwards before a capture; default 2 */
-    int64_t free_bytes;         /* memory that captures may take; -1 (default) no bound */
+    int32_t num_warmups;        /* forwards before a capture; default 2. With any, prepare makes
+                                   one of its own before it counts */
+    int64_t free_bytes;         /* memory that prepare and capture may take, resources' buffers
+                                   included; -1 (default) no bound */
     int64_t floor_bytes;        /* of it to be left over; default 0 */
     double max_waste;           /* as in mstar_graph_request; NaN (default) */
     mstar_graph_agree agree;    /* NULL: this process is alone */
@@ -110,10 +113,12 @@ MSTAR_API void mstar_graph_runner_destroy(mstar_graph_runner *runner);
 MSTAR_API mstar_stream *mstar_graph_runner_get_stream(const mstar_graph_runner *runner);
 
 /*
- * Claims what the captures need: makes every bucket's inputs, lays out its scratch, decides by the
- * memory rule which buckets fit, takes the pool and the static inputs, and claims the resources'
- * buffers. After it mstar_graph_runner_query tells the bytes. Runners that share resources are all
- * prepared before the first of them captures.
+ * Claims what the captures need and counts it: all scratch is laid out and all leases are claimed;
+ * then, bucket after bucket, largest first, a dummy step goes through the hooks, resources and all,
+ * into static inputs, and the forward is recorded and thrown away. A bucket that breaks the memory
+ * rule (free_bytes, floor_bytes) or fails is dropped, and what was taken for it is given back.
+ * After it mstar_graph_runner_query tells every byte that will be held, graphs included. Runners
+ * that share resources are all prepared before the first of them captures.
  */
 MSTAR_API mstar_status mstar_graph_runner_prepare(mstar_graph_runner *runner);
 
@@ -184,7 +189,7 @@ typedef struct mstar_graph_runner_info {
     int64_t num_failed;       /* whose capture failed */
     size_t scratch_bytes;     /* the pool */
     size_t static_input_bytes;
-    size_t graph_bytes; /* what was recorded */
+    size_t graph_bytes; /* what is recorded; before capture, what will be */
     size_t host_bytes;  /* the runner's own records */
     size_t eager_bytes; /* scratch of eager steps, as large as they needed */
     int64_t capture_ns; /* of all captures, warm-ups included, choosing not */
@@ -199,6 +204,8 @@ typedef struct mstar_graph_runner_info {
     int64_t tuned;           /* of them, otherwise than by rule */
     int64_t dropped_choices; /* candidates that gave other bits */
     int64_t tuning_ns;       /* of choosing, apart from capture_ns */
+    size_t resource_bytes;   /* of the resources, as they tell; others may share them */
+    size_t total_bytes;      /* all that the runner holds: the five kinds above, not resources */
 } mstar_graph_runner_info;
 /* May be called from any thread while steps run: counters are then those of some moment. */
 MSTAR_API mstar_status mstar_graph_runner_query(const mstar_graph_runner *runner,
@@ -221,7 +228,7 @@ typedef struct mstar_runner_bucket_info {
     int32_t reserved;
     mstar_frame_size size;
     size_t scratch_bytes; /* what its forward works in; inside the shared pool */
-    size_t graph_bytes;   /* of all slots */
+    size_t graph_bytes;   /* of all slots; known when the runner is prepared */
     int64_t nodes;        /* recorded launches of one slot */
     int64_t capture_ns;   /* of all slots */
     int64_t replays, tokens, padding_tokens;
@@ -231,6 +238,7 @@ typedef struct mstar_runner_bucket_info {
     int64_t tuned;            /* of them, otherwise than by rule */
     int64_t dropped_choices;  /* candidates that gave other bits */
     int64_t tuning_ns;        /* of choosing, all slots, apart from capture_ns */
+    size_t resource_bytes;    /* that the resources took for it, all slots */
 } mstar_runner_bucket_info;
 /* Buckets in the order of capture; MSTAR_NOT_FOUND past the last. */
 MSTAR_API mstar_status mstar_graph_runner_query_bucket(const mstar_graph_runner *runner,

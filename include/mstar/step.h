@@ -193,6 +193,12 @@ typedef struct mstar_resource_hooks {
     mstar_status (*validate)(void *self);     /* once, after warm-up */
     size_t (*memory_bytes)(const void *self); /* what it holds now */
     void (*release)(void *self);              /* the set takes the resource over and releases it */
+    /* Bytes that a plan of this step, whose lease is claimed, will take beyond what is held. */
+    mstar_status (*claim_bytes)(void *self, const mstar_step_context *context,
+                                const mstar_resource_step *step, size_t *bytes);
+    /* The bucket is not captured after all: what was taken for it alone is given back. A plan for
+       it is over. */
+    void (*unclaim)(void *self, const mstar_bucket_key *bucket);
 } mstar_resource_hooks;
 
 typedef struct mstar_resource {
@@ -223,6 +229,12 @@ MSTAR_API const char *mstar_resources_get_key(const mstar_resources *resources, 
 MSTAR_API void *mstar_resources_get_self(const mstar_resources *resources, const char *key);
 
 MSTAR_API mstar_status mstar_resources_claim(mstar_resources *resources, const mstar_claim *claim);
+/* What a plan of the declared step with the context's lease will take, all resources together:
+ * exact for those that have the hook, nothing for the others. */
+MSTAR_API mstar_status mstar_resources_claim_bytes(mstar_resources *resources,
+                                                   const mstar_step_context *context,
+                                                   const mstar_step *step, size_t *bytes);
+MSTAR_API void mstar_resources_unclaim(mstar_resources *resources, const mstar_bucket_key *bucket);
 MSTAR_API mstar_status mstar_resources_validate(mstar_resources *resources);
 MSTAR_API size_t mstar_resources_memory_bytes(const mstar_resources *resources);
 

@@ -98,6 +98,9 @@ int32_t mst_attn_cost_class(int64_t cost);
 int64_t mst_attn_max_items(int64_t max_num_segments, int64_t max_total_tokens, int32_t num_kv_heads,
                            mst_attn_tile worst);
 
+/* Bytes that reserve takes. */
+mstar_status mst_attn_plan_bytes(const mstar_device *device, const mst_attn_config *config,
+                                 size_t *bytes);
 /* Graph mode: takes all storage for the ceilings. Eager mode: nothing. */
 mstar_status mst_attn_plan_reserve(mst_attn_plan *plan, const mstar_device *device,
                                    const mst_attn_config *config);
@@ -126,6 +129,9 @@ typedef struct mst_attn_wrapper {
     int64_t padded_copies; /* stays 0 on the CPU, whose kernels take any head dim in place */
 } mst_attn_wrapper;
 
+/* Host memory that create takes over a workspace of the caller's. */
+mstar_status mst_attn_wrapper_bytes(const mstar_device *device, mst_attn_kind kind,
+                                    const mstar_ragged_prefill_desc *desc, size_t *bytes);
 /* The wrapper's own stream for NULL; refuses a stream of another device. */
 mstar_status mst_attn_pick_stream(const mst_attn_wrapper *wrapper, mstar_stream *given,
                                   mstar_stream **stream);

@@ -200,21 +200,36 @@ static mstar_status measure(bool one_side, int64_t num_offsets, int64_t num_item
     return MSTAR_OK;
 }
 
+static int64_t most_items(const mstar_device *device, const mst_attn_config *config)
+{
+    const mst_backend *backend = device->backend;
+    mst_attn_tile worst = {1, 1};
+    if (backend->attn_worst_tile != NULL)
+        worst = backend->attn_worst_tile(device, &config->shape);
+    return mst_attn_max_items(config->max_num_segments, config->max_total_tokens,
+                              config->shape.num_kv_heads, worst);
+}
+
+mstar_status mst_attn_plan_bytes(const mstar_device *device, const mst_attn_config *config,
+                                 size_t *bytes)
+{
+    *bytes = 0;
+    if (!config->graph)
+        return MSTAR_OK;
+    return measure(config->kind == MST_ATTN_SELF, config->max_num_segments + 1,
+                   most_items(device, config), bytes);
+}
+
 mstar_status mst_attn_plan_reserve(mst_attn_plan *plan, const mstar_device *device,
                                    const mst_attn_config *config)
 {
     if (!config->graph)
         return MSTAR_OK;
-    const mst_backend *backend = device->backend;
-    mst_attn_tile worst = {1, 1};
-    if (backend->attn_worst_tile != NULL)
-        worst = backend->attn_worst_tile(device, &config->shape);
-    int64_t num_items = mst_attn_max_items(config->max_num_segments, config->max_total_tokens,
-                                           config->shape.num_kv_heads, worst);
+    int64_t num_items = most_items(device, config);
     bool one_side = config->kind == MST_ATTN_SELF;
     size_t bytes = 0;
     void *block;
-    MST_TRY(measure(one_side, config->max_num_segments + 1, num_items, &bytes));
+    MST_TRY(mst_attn_plan_bytes(device, config, &bytes));
     MST_TRY(mst_alloc(bytes, "attention plan at its ceilings", &block));
     mst_arena arena;
     mst_arena_over(&arena, block, bytes);

@@ -23,6 +23,18 @@ static mstar_status workspace_query(mstar_device *device, mst_attn_kind kind,
     return MSTAR_OK;
 }
 
+mstar_status mst_attn_wrapper_bytes(const mstar_device *device, mst_attn_kind kind,
+                                    const mstar_ragged_prefill_desc *desc, size_t *bytes)
+{
+    mst_attn_config config;
+    MST_TRY(mst_attn_config_read(device, kind, desc, &config));
+    MST_TRY(mst_attn_plan_bytes(device, &config, bytes));
+    *bytes += sizeof(mst_attn_wrapper);
+    if (device->backend->kind == MSTAR_DEVICE_CPU)
+        *bytes += sizeof(mstar_stream);
+    return MSTAR_OK;
+}
+
 static void destroy(mst_attn_wrapper *wrapper)
 {
     if (wrapper == NULL)

@@ -132,12 +132,19 @@ void mst_free(void *memory)
     allocator.release(allocator.context, block, whole);
 }
 
+int64_t mst_grown(int64_t capacity, int64_t want)
+{
+    if (want <= capacity)
+        return capacity;
+    int64_t grown = mst_max_i64(want, capacity > INT64_MAX / 2 ? want : capacity * 2);
+    return mst_max_i64(grown, 16);
+}
+
 mstar_status mst_grow(void **memory, int64_t *capacity, int64_t want, size_t size, const char *what)
 {
     if (want <= *capacity)
         return MSTAR_OK;
-    int64_t grown = mst_max_i64(want, *capacity > INT64_MAX / 2 ? want : *capacity * 2);
-    grown = mst_max_i64(grown, 16);
+    int64_t grown = mst_grown(*capacity, want);
     size_t bytes;
     if (mst_size_mul((size_t)grown, size, &bytes) != MSTAR_OK)
         return mst_fail(MSTAR_OUT_OF_MEMORY,

@@ -80,6 +80,8 @@ void mst_free(void *memory);
  */
 mstar_status mst_grow(void **memory, int64_t *capacity, int64_t want, size_t size,
                       const char *what);
+/* Pure: the capacity that mst_grow gives. */
+int64_t mst_grown(int64_t capacity, int64_t want);
 mstar_status mst_strdup(const char *text, const char *what, char **copy);
 /* a * b, a + b of sizes; OUT_OF_MEMORY on overflow. */
 mstar_status mst_size_mul(size_t a, size_t b, size_t *product);

@@ -10,6 +10,7 @@
 #include "cpu/cpu_launch.h"
 
 #define BUFFER_ALIGNMENT 256
+#define BUFFER_OVERHEAD (BUFFER_ALIGNMENT + sizeof(void *))
 
 static void cpu_close(mstar_device *device)
 {
@@ -61,7 +62,7 @@ static mstar_status cpu_memory_alloc(mstar_device *device, size_t bytes, void **
     size_t whole;
     void *block;
     *memory = NULL;
-    MST_TRY(mst_size_add(bytes, BUFFER_ALIGNMENT + sizeof(void *), &whole));
+    MST_TRY(mst_size_add(bytes, BUFFER_OVERHEAD, &whole));
     MST_TRY(mst_alloc_zero(whole, "device buffer", &block));
     uintptr_t at = (uintptr_t)block + sizeof(void *);
     at = (at + BUFFER_ALIGNMENT - 1) & ~(uintptr_t)(BUFFER_ALIGNMENT - 1);
@@ -172,6 +173,7 @@ const mst_backend *mst_cpu_backend(void)
         .close = cpu_close,
         .query = cpu_query,
         .query_kernel = mst_cpu_query_kernel,
+        .memory_overhead = BUFFER_OVERHEAD,
         .memory_alloc = cpu_memory_alloc,
         .memory_free = cpu_memory_free,
         .copy = cpu_copy,

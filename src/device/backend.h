@@ -177,6 +177,8 @@ struct mst_backend {
     mstar_status (*query_kernel)(const mstar_device *device, int32_t index,
                                  mstar_kernel_info *info);
 
+    /* Host memory that memory_alloc takes beyond the bytes asked for. */
+    size_t memory_overhead;
     mstar_status (*memory_alloc)(mstar_device *device, size_t bytes,
                                  void **memory); /* zeroed, 256-aligned */
     void (*memory_free)(mstar_device *device, void *memory);
@@ -304,6 +306,9 @@ void mst_capture_drop(mstar_stream *stream);
 /* stream.c: rows that work of num_rows rows does now: the live row count where there is one.
  * INVALID_ARGUMENT when it is more, or negative. */
 mstar_status mst_stream_rows(const mstar_stream *stream, int64_t num_rows, int64_t *rows);
+
+/* buffer.c: what mstar_buffer_create takes for so many bytes, its record included. */
+size_t mst_buffer_cost(const mstar_device *device, size_t bytes);
 
 /* device.c: objects that live on a device count themselves in and out. */
 void mst_device_retain(mstar_device *device);

@@ -29,6 +29,11 @@ mstar_status mstar_buffer_create(mstar_device *device, size_t bytes, mstar_buffe
     return MSTAR_OK;
 }
 
+size_t mst_buffer_cost(const mstar_device *device, size_t bytes)
+{
+    return sizeof(mstar_buffer) + (bytes > 0 ? bytes + device->backend->memory_overhead : 0);
+}
+
 void mstar_buffer_destroy(mstar_buffer *buffer)
 {
     if (buffer == NULL)

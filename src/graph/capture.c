@@ -1,9 +1,6 @@
 /*
- * capture.c - a runner before its first step: which buckets fit, then one capture after another.
- *
- * prepare lays out every bucket's scratch, keeps those that fit by the memory rule, takes the pool,
- * and makes the static inputs by sending each config's largest dummy step through the hooks. What
- * fails here or at a capture drops one bucket and leaves the rest as it was.
+ * capture.c - a runner before its first step: dummy steps, and one capture after another. A capture
+ * that fails drops its bucket and leaves the rest as it was.
  */
 #include <stdio.h>
 #include <string.h>
@@ -61,140 +58,56 @@ void mst_dummy_step_release(mst_dummy_step *step)
     step->handles = NULL;
 }
 
-void mst_bucket_fail(mstar_graph_runner *runner, int64_t bucket, mstar_bucket_state state)
-{
-    mst_runner_bucket *b = &runner->buckets[bucket];
-    b->state = state;
-    (void)snprintf(b->reason, sizeof b->reason, "%s", mstar_last_error());
-}
-
-/* ---- prepare --------------------------------------------------------------------------------- */
-
-static bool is_kept(const mst_runner_bucket *bucket)
-{
-    return bucket->state == MSTAR_BUCKET_PLANNED;
-}
-
-/* Takes need bytes of the budget, or marks the bucket. */
-static bool afford(mstar_graph_runner *runner, int64_t bucket, size_t need, int64_t *left)
-{
-    uint8_t keep;
-    int64_t bytes = need > INT64_MAX ? INT64_MAX : (int64_t)need;
-    if (runner->free_bytes < 0)
-        return true;
-    int64_t before = *left;
-    *left = mstar_graph_fit_budget(before, runner->floor_bytes, &bytes, 1, &keep);
-    if (!keep) {
-        (void)mst_fail(MSTAR_OUT_OF_MEMORY,
-                       "needs %lld bytes more; %lld are free, of which %lld are to stay so",
-                       (long long)bytes, (long long)before, (long long)runner->floor_bytes);
-        mst_bucket_fail(runner, bucket, MSTAR_BUCKET_UNAFFORDABLE);
-    }
-    return keep != 0;
-}
-
-/* The pool is as large as the largest bucket that is kept: smaller ones use its start. */
-static mstar_status lay_out_all(mstar_graph_runner *runner, int64_t *left)
-{
-    mstar_tensors scratch = {NULL, 0, 0};
-    for (int64_t i = 0; i < runner->num_buckets; i++) {
-        mst_runner_bucket *bucket = &runner->buckets[i];
-        mstar_status status =
-            mst_scratch_lay_out(runner, bucket->size, &scratch, &bucket->scratch_bytes);
-        if (status != MSTAR_OK) {
-            mst_bucket_fail(runner, i, MSTAR_BUCKET_FAILED);
-            continue;
-        }
-        size_t have = runner->pool_bytes;
-        size_t more = bucket->scratch_bytes > have ? bucket->scratch_bytes - have : 0;
-        if (afford(runner, i, more, left))
-            runner->pool_bytes = have + more;
-    }
-    mstar_tensors_release(&scratch);
-    return mstar_buffer_create(runner->device, runner->pool_bytes, &runner->pool);
-}
-
-/* Sends a dummy step as far as preprocess and makes the buffers that it asks for. */
-static mstar_status intern_inputs(mstar_graph_runner *runner, int64_t index, int64_t *left)
-{
-    const mst_runner_bucket *bucket = &runner->buckets[index];
-    mst_static_inputs *inputs = &runner->config_states[bucket->config_index].inputs;
-    mst_dummy_step step;
-    MST_TRY(mst_dummy_step_make(runner, index, 0, &step));
-    mstar_tensors views = {NULL, 0, 0};
-    mstar_status status = mst_prepare_step(runner, runner->slots[0].step, &step.context,
-                                           step.inputs.items, step.inputs.count);
-    if (status == MSTAR_OK &&
-        afford(runner, index, mst_static_inputs_growth(inputs, &runner->staged), left))
-        status =
-            mst_static_inputs_intern(inputs, runner->device, runner->configs[bucket->config_index],
-                                     bucket->size.num_tokens, &runner->staged, &views);
-    mstar_tensors_release(&views);
-    mst_reset_padding(runner, &step.context, 1);
-    mst_dummy_step_release(&step);
-    return status;
-}
-
-/* The first bucket of each config that can be made decides its buffers. */
-static void intern_all(mstar_graph_runner *runner, int64_t *left)
-{
-    for (int64_t c = 0; c < runner->num_configs; c++) {
-        bool made = false;
-        for (int64_t i = 0; i < runner->num_buckets && !made; i++) {
-            mst_runner_bucket *bucket = &runner->buckets[i];
-            if (bucket->config_index != c || !is_kept(bucket))
-                continue;
-            if (intern_inputs(runner, i, left) != MSTAR_OK)
-                mst_bucket_fail(runner, i, MSTAR_BUCKET_FAILED);
-            made = is_kept(bucket);
-        }
-    }
-}
-
-/* Padding rows are known to the resources for the runner's life. */
-static mstar_status add_padding(mstar_graph_runner *runner)
-{
-    for (; runner->padding_added < runner->num_padding; runner->padding_added++)
-        MST_TRY(mstar_resources_add_request(runner->resources, -2 - runner->padding_added));
-    return MSTAR_OK;
-}
-
-static mstar_status claim(mstar_graph_runner *runner)
-{
-    mstar_lease *leases;
-    int64_t count = 0;
-    MST_TRY(mst_alloc_array(runner->num_buckets * runner->num_slots, sizeof *leases, "leases",
-                            (void **)&leases));
-    for (int64_t i = 0; i < runner->num_buckets; i++)
-        for (int32_t slot = 0; slot < runner->num_slots && is_kept(&runner->buckets[i]); slot++)
-            leases[count++] = runner->captures[i * runner->num_slots + slot].lease;
-    mstar_status status =
-        mst_claim_leases(runner->resources, runner->node, leases, count, runner->node);
-    mst_free(leases);
-    return status;
-}
-
-mstar_status mstar_graph_runner_prepare(mstar_graph_runner *runner)
-{
-    MST_TRY(mst_check_not_null("runner", runner));
-    if (runner->phase != MST_RUNNER_NEW)
-        return mst_fail(MSTAR_OUT_OF_ORDER, "the runner of %s has been prepared already",
-                        runner->node);
-    int64_t left = runner->free_bytes;
-    if (runner->pool == NULL) /* else a claim that failed is tried again */
-        MST_TRY(lay_out_all(runner, &left));
-    if (runner->resources != NULL) {
-        MST_TRY(add_padding(runner));
-        MST_TRY(claim(runner));
-    }
-    intern_all(runner, &left);
-    runner->phase = MST_RUNNER_PREPARED;
-    return MSTAR_OK;
-}
-
 /* ---- capture --------------------------------------------------------------------------------- */
 
-static mstar_status record(mstar_graph_runner *runner, mst_capture *capture, mstar_frame *frame)
+mstar_status mst_ready_capture(mstar_graph_runner *runner, int64_t index,
+                               const mst_dummy_step *step, int32_t num_warmups, mstar_frame *frame)
+{
+    const mst_runner_bucket *bucket = &runner->buckets[index];
+    const mstar_graph_config *config = runner->configs[bucket->config_index];
+    mst_static_inputs *inputs = &runner->config_states[bucket->config_index].inputs;
+    int32_t slot = step->context.slot;
+    mst_capture *capture = &runner->captures[index * runner->num_slots + slot];
+    size_t bytes;
+    MST_TRY(mst_scratch_lay_out(runner, bucket->size, &capture->scratch, &bytes));
+    if (bytes > bucket->scratch_bytes)
+        return mst_fail(MSTAR_INVALID_ARGUMENT,
+                        "lay_out asks for %zu bytes now; when the runner was prepared it asked for "
+                        "%zu",
+                        bytes, bucket->scratch_bytes);
+    mst_scratch_place(&capture->scratch, mstar_buffer_get_data(runner->pool));
+    capture->num_tokens = bucket->size.num_tokens;
+    capture->num_requests = bucket->size.bs;
+    *frame = (mstar_frame){
+        .struct_size = sizeof *frame,
+        .context = &step->context,
+        .stream = runner->stream,
+        .size = bucket->size,
+        .num_tokens = &capture->num_tokens,
+        .num_requests = &capture->num_requests,
+        .inputs = &capture->inputs,
+        .scratch = &capture->scratch,
+    };
+    /* once more after each warm-up, so that the capture sees what the first one saw */
+    for (int32_t i = 0; i <= num_warmups; i++) {
+        MST_TRY(mst_prepare_step(runner, runner->slots[slot].step, &step->context,
+                                 step->inputs.items, step->inputs.count));
+        if (runner->phase == MST_RUNNER_NEW)
+            MST_TRY(mst_runner_afford(
+                runner, mst_static_inputs_growth(inputs, runner->device, &runner->staged)));
+        MST_TRY(mst_static_inputs_intern(inputs, runner->device, config, bucket->size.num_tokens,
+                                         &runner->staged, &capture->inputs));
+        MST_TRY(mst_static_inputs_stage(inputs, &runner->staged, runner->stream));
+        if (i < num_warmups)
+            MST_TRY(mst_run_forward(runner, frame, &capture->outputs));
+        MST_TRY(mstar_stream_synchronize(runner->stream));
+        if (i < num_warmups)
+            mst_reset_padding(runner, &step->context, 0);
+    }
+    return MSTAR_OK;
+}
+
+mstar_status mst_record(mstar_graph_runner *runner, mst_capture *capture, mstar_frame *frame)
 {
     frame->capturing = 1;
     MST_TRY(mstar_graph_capture_begin(runner->stream));
@@ -206,47 +119,13 @@ static mstar_status record(mstar_graph_runner *runner, mst_capture *capture, mst
     return mstar_graph_capture_end(runner->stream, &capture->graph);
 }
 
-static mstar_status capture_step(mstar_graph_runner *runner, int64_t index, int32_t slot,
+static mstar_status capture_step(mstar_graph_runner *runner, int64_t index,
                                  const mst_dummy_step *step)
 {
-    const mst_runner_bucket *bucket = &runner->buckets[index];
-    const mstar_graph_config *config = runner->configs[bucket->config_index];
-    mst_static_inputs *inputs = &runner->config_states[bucket->config_index].inputs;
-    mst_capture *capture = &runner->captures[index * runner->num_slots + slot];
-    size_t bytes;
-    MST_TRY(mst_scratch_lay_out(runner, bucket->size, &capture->scratch, &bytes));
-    if (bytes > runner->pool_bytes)
-        return mst_fail(MSTAR_INVALID_ARGUMENT,
-                        "lay_out asks for %zu bytes now; when the runner was prepared it asked for "
-                        "%zu",
-                        bytes, bucket->scratch_bytes);
-    mst_scratch_place(&capture->scratch, mstar_buffer_get_data(runner->pool));
-    capture->num_tokens = bucket->size.num_tokens;
-    capture->num_requests = bucket->size.bs;
-    mstar_frame frame = {
-        .struct_size = sizeof frame,
-        .context = &step->context,
-        .stream = runner->stream,
-        .size = bucket->size,
-        .num_tokens = &capture->num_tokens,
-        .num_requests = &capture->num_requests,
-        .inputs = &capture->inputs,
-        .scratch = &capture->scratch,
-    };
-    /* once more after each warm-up, so that the capture sees what the first one saw */
-    for (int32_t i = 0; i <= runner->num_warmups; i++) {
-        MST_TRY(mst_prepare_step(runner, runner->slots[slot].step, &step->context,
-                                 step->inputs.items, step->inputs.count));
-        MST_TRY(mst_static_inputs_intern(inputs, runner->device, config, bucket->size.num_tokens,
-                                         &runner->staged, &capture->inputs));
-        MST_TRY(mst_static_inputs_stage(inputs, &runner->staged, runner->stream));
-        if (i < runner->num_warmups)
-            MST_TRY(mst_run_forward(runner, &frame, &capture->outputs));
-        MST_TRY(mstar_stream_synchronize(runner->stream));
-        if (i < runner->num_warmups)
-            mst_reset_padding(runner, &step->context, 0);
-    }
-    return record(runner, capture, &frame);
+    mstar_frame frame;
+    MST_TRY(mst_ready_capture(runner, index, step, runner->num_warmups, &frame));
+    return mst_record(runner, &runner->captures[index * runner->num_slots + step->context.slot],
+                      &frame);
 }
 
 /* All slots of a bucket are alike: the first is tuned, the others take over what it has. */
@@ -272,7 +151,7 @@ static mstar_status capture_slot(mstar_graph_runner *runner, int64_t index, int3
     mst_runner_bucket *bucket = &runner->buckets[index];
     mst_dummy_step step;
     MST_TRY(mst_dummy_step_make(runner, index, slot, &step));
-    mstar_status status = capture_step(runner, index, slot, &step);
+    mstar_status status = capture_step(runner, index, &step);
     mst_reset_padding(runner, &step.context, 1);
     mst_dummy_step_release(&step);
     MST_TRY(status);
@@ -297,15 +176,13 @@ static void drop(mstar_graph_runner *runner, int64_t index, mstar_bucket_state s
     runner->buckets[index].graph_bytes = 0;
     runner->buckets[index].specialised.counts = (mst_compiled){0, 0, 0};
     runner->captured[index] = 0;
-    mst_log(MST_LOG_ERROR, "%s: the bucket of %lld requests and %lld tokens is not captured: %s",
-            runner->node, (long long)runner->buckets[index].size.bs,
-            (long long)runner->buckets[index].size.num_tokens, runner->buckets[index].reason);
 }
 
 static mstar_status capture_bucket(mstar_graph_runner *runner, int64_t index)
 {
     mstar_status status = MSTAR_OK;
     int64_t start = mst_runner_now();
+    runner->buckets[index].graph_bytes = 0; /* counted so far */
     for (int32_t slot = 0; slot < runner->num_slots && status == MSTAR_OK; slot++)
         status = capture_slot(runner, index, slot);
     if (status == MSTAR_OK) {
@@ -374,14 +251,17 @@ mstar_status mstar_graph_runner_capture(mstar_graph_runner *runner)
                         runner->node);
     MST_TRY(mst_check_regions_prepared(runner));
     runner->phase = MST_RUNNER_READY;
-    mstar_status first = MSTAR_OK;
+    mstar_status first = runner->first_failure;
     for (int64_t i = 0; i < runner->num_buckets; i++) {
-        if (!is_kept(&runner->buckets[i]))
+        if (!mst_bucket_is_kept(&runner->buckets[i]))
             continue;
         mstar_status status = capture_bucket(runner, i);
         first = first != MSTAR_OK ? first : status;
     }
-    MST_TRY(agree(runner));
+    mst_tensors_clear(&runner->staged);
+    mstar_status agreed = agree(runner);
+    mst_runner_note_bytes(runner);
+    MST_TRY(agreed);
     if (runner->resources != NULL)
         MST_TRY(mstar_resources_validate(runner->resources));
     return report(runner, first);

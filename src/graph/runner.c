@@ -231,6 +231,7 @@ mstar_status mstar_graph_runner_create(mstar_device *device, const mstar_graph_r
         mstar_graph_runner_destroy(made);
         return status;
     }
+    mst_runner_note_bytes(made);
     *runner = made;
     return MSTAR_OK;
 }
@@ -245,9 +246,10 @@ void mst_graph_runner_take_over(mstar_graph_runner *runner, const mstar_graph_ru
     runner->like = like;
 }
 
-static void release_capture(mst_capture *capture)
+void mst_capture_clear(mst_capture *capture)
 {
     mstar_graph_destroy(capture->graph);
+    capture->graph = NULL;
     mstar_tensors_release(&capture->inputs);
     mstar_tensors_release(&capture->scratch);
     mstar_tensors_release(&capture->outputs);
@@ -261,7 +263,7 @@ void mstar_graph_runner_destroy(mstar_graph_runner *runner)
         mstar_resources_remove_request(runner->resources, -2 - i);
     for (int64_t i = 0; runner->captures != NULL && i < runner->num_buckets * runner->num_slots;
          i++)
-        release_capture(&runner->captures[i]);
+        mst_capture_clear(&runner->captures[i]);
     for (int32_t i = 0; runner->slots != NULL && i < runner->num_slots; i++) {
         mstar_step_destroy(runner->slots[i].step);
         mst_free(runner->slots[i].handles);
@@ -293,17 +295,6 @@ void mstar_graph_runner_destroy(mstar_graph_runner *runner)
 
 /* ---- what it tells --------------------------------------------------------------------------- */
 
-static size_t host_bytes(const mstar_graph_runner *runner)
-{
-    size_t buckets = (size_t)runner->num_buckets, bs = (size_t)runner->max_bs;
-    size_t bytes = sizeof *runner;
-    bytes += buckets * (sizeof *runner->buckets + sizeof *runner->table + 1);
-    bytes += buckets * (size_t)runner->num_slots * sizeof *runner->captures;
-    bytes += (size_t)runner->num_slots *
-             (sizeof *runner->slots + bs * (sizeof(int64_t) + sizeof(mstar_node_input)));
-    return bytes + (size_t)runner->num_configs * sizeof *runner->config_states;
-}
-
 static void count_buckets(const mstar_graph_runner *runner, mstar_graph_runner_info *info)
 {
     for (int64_t i = 0; i < runner->num_buckets; i++) {
@@ -331,7 +322,8 @@ mstar_status mstar_graph_runner_query(const mstar_graph_runner *runner,
         .num_slots = runner->num_slots,
         .num_buckets = runner->num_buckets,
         .scratch_bytes = runner->pool_bytes,
-        .host_bytes = host_bytes(runner),
+        .resource_bytes = runner->resource_bytes,
+        .total_bytes = runner->own_bytes,
         .eager_bytes = atomic_load(&stats->eager_bytes),
         .capture_ns = runner->capture_ns,
         .replays = atomic_load(&stats->replays),
@@ -345,6 +337,9 @@ mstar_status mstar_graph_runner_query(const mstar_graph_runner *runner,
     for (int i = 0; i < MSTAR_NUM_GRAPH_MISSES; i++)
         full.misses[i] = atomic_load(&stats->misses[i]);
     count_buckets(runner, &full);
+    full.host_bytes =
+        full.total_bytes - full.scratch_bytes - full.static_input_bytes - full.graph_bytes;
+    full.total_bytes += full.eager_bytes;
     return mst_info_write("info", &full, sizeof full, info);
 }
 
@@ -362,6 +357,7 @@ mstar_status mstar_graph_runner_query_bucket(const mstar_graph_runner *runner, i
         .size = bucket->size,
         .scratch_bytes = bucket->scratch_bytes,
         .graph_bytes = bucket->graph_bytes,
+        .resource_bytes = bucket->resource_bytes,
         .nodes = bucket->nodes,
         .capture_ns = bucket->capture_ns,
         .replays = atomic_load(&bucket->replays),

@@ -40,8 +40,9 @@ typedef struct mst_static_inputs {
     size_t bytes; /* of all */
 } mst_static_inputs;
 
-/* Bytes that the tensors would add: 0 for names that are there. */
-size_t mst_static_inputs_growth(const mst_static_inputs *inputs, const mstar_tensors *tensors);
+/* Bytes that interning the tensors would take; SIZE_MAX: more than there can be. */
+size_t mst_static_inputs_growth(const mst_static_inputs *inputs, const mstar_device *device,
+                                const mstar_tensors *tensors);
 /*
  * Finds or makes the buffer of each tensor and adds a view of the tensor's shape to views. The
  * first call decides which dimension varies; later ones must have the same other dimensions and no
@@ -54,6 +55,8 @@ mstar_status mst_static_inputs_intern(mst_static_inputs *inputs, mstar_device *d
  * buffers that are not named keep their contents, and so does what lies past a tensor. */
 mstar_status mst_static_inputs_stage(const mst_static_inputs *inputs, const mstar_tensors *tensors,
                                      mstar_stream *stream);
+/* Releases those from count on. */
+void mst_static_inputs_trim(mst_static_inputs *inputs, int64_t count);
 void mst_static_inputs_release(mst_static_inputs *inputs);
 
 /* ---- specialise.c ---------------------------------------------------------------------------- */
@@ -89,7 +92,8 @@ typedef struct mst_runner_bucket {
     int32_t config_index;
     mstar_bucket_state state;
     mstar_frame_size size;
-    size_t scratch_bytes, graph_bytes;
+    size_t scratch_bytes, graph_bytes; /* of graphs: as counted, then as captured */
+    size_t resource_bytes;
     int64_t nodes, capture_ns;
     const char *compile_mode;    /* static; NULL: compile is 0 */
     mst_specialised specialised; /* counts of one slot, time of all */
@@ -140,6 +144,10 @@ struct mstar_graph_runner {
     void *agree_user;
 
     mst_runner_phase phase;
+    bool laid_out, taken;       /* how far prepare is */
+    bool unaffordable;          /* why the bucket under way failed */
+    size_t held_before;         /* what free_bytes does not count */
+    mstar_status first_failure; /* of a bucket */
     mst_runner_bucket *buckets; /* in the order of capture */
     mstar_graph_bucket *table;  /* the same, for mstar_graph_choose */
     uint8_t *captured;
@@ -147,6 +155,8 @@ struct mstar_graph_runner {
     mst_capture *captures; /* [bucket * num_slots + slot] */
     mstar_buffer *pool;
     size_t pool_bytes;
+    size_t own_bytes, resource_bytes; /* when prepare or capture was over: may be asked for while
+                                         steps run */
     int64_t capture_ns;
     mst_tuning tuning;
     const mstar_graph_runner *like; /* of the same configs: its choices are taken over; or NULL */
@@ -169,6 +179,8 @@ struct mstar_graph_runner {
     mst_runner_stats stats;
 };
 
+/* Gives back a capture's graph and lists. */
+void mst_capture_clear(mst_capture *capture);
 /* Empties a list and keeps its memory for the next step. */
 void mst_tensors_clear(mstar_tensors *tensors);
 /* Nanoseconds on a clock that never goes back. */
@@ -212,6 +224,25 @@ void mst_return_leases(mstar_graph_runner *runner);
 /* Every region is prepared before anything of the node is captured. */
 mstar_status mst_check_regions_prepared(const mstar_graph_runner *runner);
 
+/* ---- prepare.c ------------------------------------------------------------------------------- */
+
+/* Records why a bucket is not captured, the present error text, and logs it. */
+void mst_bucket_fail(mstar_graph_runner *runner, int64_t bucket, mstar_bucket_state state);
+/* OUT_OF_MEMORY, and runner->unaffordable, where so many bytes more would break the memory rule. */
+mstar_status mst_runner_afford(mstar_graph_runner *runner, size_t more);
+static inline bool mst_bucket_is_kept(const mst_runner_bucket *bucket)
+{
+    return bucket->state == MSTAR_BUCKET_PLANNED;
+}
+
+/* ---- runner_bytes.c -------------------------------------------------------------------------- */
+
+/* All that the runner holds for its captures and between steps, with the graphs of its buckets as
+ * they were counted. What eager steps took is told apart. */
+size_t mst_runner_bytes(const mstar_graph_runner *runner);
+/* Keeps the figures that a query tells. */
+void mst_runner_note_bytes(mstar_graph_runner *runner);
+
 /* ---- capture.c ------------------------------------------------------------------------------- */
 
 /* The inputs and the context of a bucket's dummy step in a slot; inputs to be released. */
@@ -223,8 +254,12 @@ typedef struct mst_dummy_step {
 mstar_status mst_dummy_step_make(mstar_graph_runner *runner, int64_t bucket, int32_t slot,
                                  mst_dummy_step *step);
 void mst_dummy_step_release(mst_dummy_step *step);
-/* Records why a bucket is not captured: the present error text. */
-void mst_bucket_fail(mstar_graph_runner *runner, int64_t bucket, mstar_bucket_state state);
+/* Lays out the bucket's scratch, sends the step through the hooks and so many warm-ups, and fills
+ * *frame for the recording that follows. */
+mstar_status mst_ready_capture(mstar_graph_runner *runner, int64_t bucket,
+                               const mst_dummy_step *step, int32_t num_warmups, mstar_frame *frame);
+/* Records the forward into capture->graph and capture->outputs. */
+mstar_status mst_record(mstar_graph_runner *runner, mst_capture *capture, mstar_frame *frame);
 /* First of the max_batch_size handles that pad in this slot of a config. */
 int64_t mst_first_handle(const mstar_graph_runner *runner, int32_t config_index, int32_t slot);
 

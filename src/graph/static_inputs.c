@@ -27,18 +27,24 @@ static mstar_status tensor_bytes(const mstar_tensor *tensor, size_t *bytes)
     return MSTAR_OK;
 }
 
-size_t mst_static_inputs_growth(const mst_static_inputs *inputs, const mstar_tensors *tensors)
+size_t mst_static_inputs_growth(const mst_static_inputs *inputs, const mstar_device *device,
+                                const mstar_tensors *tensors)
 {
     size_t growth = 0;
+    int64_t fresh = 0;
     for (int64_t i = 0; i < tensors->count; i++) {
+        const mstar_named_tensor *item = &tensors->items[i];
         size_t bytes;
-        if (find(inputs, tensors->items[i].name) == NULL) {
-            if (tensor_bytes(&tensors->items[i].tensor, &bytes) != MSTAR_OK ||
-                __builtin_add_overflow(growth, bytes, &growth))
-                return SIZE_MAX;
-        }
+        if (find(inputs, item->name) != NULL)
+            continue;
+        if (tensor_bytes(&item->tensor, &bytes) != MSTAR_OK ||
+            mst_size_add(growth, bytes, &growth) != MSTAR_OK)
+            return SIZE_MAX;
+        fresh++;
+        growth += mst_buffer_cost(device, bytes) - bytes + strlen(item->name) + 1;
     }
-    return growth;
+    int64_t grown = mst_grown(inputs->capacity, inputs->count + fresh);
+    return growth + (size_t)(grown - inputs->capacity) * sizeof *inputs->items;
 }
 
 /* The view of a tensor of this shape: its first dimension in memory is the one that varies. */
@@ -183,12 +189,19 @@ mstar_status mst_static_inputs_stage(const mst_static_inputs *inputs, const msta
     return MSTAR_OK;
 }
 
+void mst_static_inputs_trim(mst_static_inputs *inputs, int64_t count)
+{
+    while (inputs->count > count) {
+        mst_static_input *last = &inputs->items[--inputs->count];
+        inputs->bytes -= last->bytes;
+        mst_free(last->name);
+        mstar_buffer_destroy(last->buffer);
+    }
+}
+
 void mst_static_inputs_release(mst_static_inputs *inputs)
 {
-    for (int64_t i = 0; i < inputs->count; i++) {
-        mst_free(inputs->items[i].name);
-        mstar_buffer_destroy(inputs->items[i].buffer);
-    }
+    mst_static_inputs_trim(inputs, 0);
     mst_free(inputs->items);
     *inputs = (mst_static_inputs){.items = NULL};
 }

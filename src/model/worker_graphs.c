@@ -288,6 +288,8 @@ static void add_info(const mstar_graph_runner_info *one, mstar_graph_runner_info
     sum->tuned += one->tuned;
     sum->dropped_choices += one->dropped_choices;
     sum->tuning_ns += one->tuning_ns;
+    sum->resource_bytes += one->resource_bytes;
+    sum->total_bytes += one->total_bytes;
 }
 
 mstar_status mstar_encoder_query_graphs(const mstar_encoder *encoder, mstar_graph_runner_info *info)

@@ -54,6 +54,19 @@ void mstar_step_destroy(mstar_step *step)
     mst_free(step);
 }
 
+size_t mst_step_bytes(const mstar_step *step)
+{
+    if (step == NULL)
+        return 0;
+    size_t bytes = sizeof *step + (size_t)step->resources_capacity * sizeof *step->resources +
+                   (size_t)step->defaults.capacity * sizeof *step->defaults.items +
+                   mst_texts_bytes(&step->texts);
+    for (int64_t i = 0; i < step->resources_made; i++)
+        bytes += (size_t)step->resources[i].own.capacity * sizeof *step->resources[i].own.items +
+                 (size_t)step->resources[i].pairs_capacity * sizeof *step->resources[i].pairs;
+    return bytes;
+}
+
 void mstar_step_clear(mstar_step *step)
 {
     if (step == NULL)

@@ -34,3 +34,27 @@ size_t mst_texts_bytes(const mst_texts *texts)
         bytes += strlen(texts->items[i]) + 1;
     return bytes;
 }
+
+static bool is_among(const char *text, const char *const *list, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (list[i] != NULL && strcmp(list[i], text) == 0)
+            return true;
+    }
+    return false;
+}
+
+size_t mst_texts_growth(const mst_texts *texts, const char *const *more, int64_t count)
+{
+    int64_t fresh = 0;
+    size_t bytes = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (more[i] == NULL || is_among(more[i], more, i) ||
+            is_among(more[i], (const char *const *)texts->items, texts->count))
+            continue;
+        fresh++;
+        bytes += strlen(more[i]) + 1;
+    }
+    int64_t grown = mst_grown(texts->capacity, texts->count + fresh);
+    return bytes + (size_t)(grown - texts->capacity) * sizeof *texts->items;
+}

@@ -107,6 +107,34 @@ mstar_status mstar_resources_admit(mstar_resources *resources, const mstar_step_
     return MSTAR_OK;
 }
 
+/* ---- bytes of a claim -------------------------------------------------------------------------
+ */
+
+mstar_status mstar_resources_claim_bytes(mstar_resources *resources,
+                                         const mstar_step_context *context, const mstar_step *step,
+                                         size_t *bytes)
+{
+    mstar_step_context full;
+    MST_TRY(check_call(resources, context, step, &full));
+    MST_TRY(mst_check_not_null("bytes", bytes));
+    MST_TRY(mst_check_not_null("context.lease", full.lease));
+    size_t sum = 0;
+    for (int64_t i = 0; i < resources->count; i++) {
+        const mst_resource *resource = &resources->list[i];
+        mstar_resource_step part;
+        size_t more = 0;
+        if (resource->hooks.claim_bytes == NULL || !mst_step_find(step, resource->key, &part))
+            continue;
+        mstar_status status = resource->hooks.claim_bytes(resource->self, &full, &part, &more);
+        if (status == MSTAR_OK)
+            status = mst_size_add(sum, more, &sum);
+        if (status != MSTAR_OK)
+            return mst_fail_for(status, resource);
+    }
+    *bytes = sum;
+    return MSTAR_OK;
+}
+
 /* ---- plan -------------------------------------------------------------------------------------
  */
 

@@ -193,6 +193,25 @@ size_t mst_grouping_bytes(const mst_grouping *grouping)
            mst_texts_bytes(&grouping->texts);
 }
 
+/* A list of have's that would hold count elements. */
+static size_t list_growth(int64_t capacity, int64_t count, size_t size)
+{
+    return (size_t)(mst_grown(capacity, count) - capacity) * size;
+}
+
+size_t mst_grouping_growth(const mst_grouping *have, const mst_grouping *want)
+{
+    int64_t segments = 0;
+    for (int64_t i = 0; i < want->num_groups; i++)
+        segments += want->groups[i].num_segments;
+    return list_growth(have->groups_capacity, want->num_groups, sizeof *have->groups) +
+           list_growth(have->layouts_capacity, want->num_layouts, sizeof *have->layouts) +
+           list_growth(have->offsets_capacity, segments + want->num_groups, sizeof *have->offsets) +
+           list_growth(have->requests_capacity, segments, sizeof *have->requests) +
+           mst_texts_growth(&have->texts, (const char *const *)want->texts.items,
+                            want->texts.count);
+}
+
 static bool same_group(const mst_label_group *a, const mst_label_group *b)
 {
     if (a == NULL || b == NULL)

@@ -208,6 +208,48 @@ static mstar_status claim_hook(void *self, const mstar_claim *claim)
     return MSTAR_OK;
 }
 
+static mstar_status growth(const mstar_ragged_manager *manager, const mstar_step_context *context,
+                           const mstar_resource_step *step, size_t *bytes)
+{
+    const plans *present = manager->present;
+    mst_grouping probe = {.groups = NULL};
+    mstar_status status = mst_group_segments(manager->store.config.kind, step, &probe);
+    if (status == MSTAR_OK)
+        status = mst_ragged_store_growth(&manager->store, &context->lease->key, context->slot,
+                                         probe.layouts, probe.num_layouts, bytes);
+    if (status == MSTAR_OK) {
+        int64_t grown = mst_grown(present->wrappers_capacity, probe.num_layouts);
+        *bytes += (size_t)(grown - present->wrappers_capacity) * sizeof *present->wrappers;
+        *bytes += mst_grouping_growth(&present->grouping, &probe);
+    }
+    mst_grouping_release(&probe);
+    return status;
+}
+
+/* A claim takes nothing here, a plan all. */
+static mstar_status claim_bytes_hook(void *self, const mstar_step_context *context,
+                                     const mstar_resource_step *step, size_t *bytes)
+{
+    mstar_ragged_manager *manager = self;
+    (void)pthread_mutex_lock(&manager->lock);
+    mstar_status status = growth(manager, context, step, bytes);
+    (void)pthread_mutex_unlock(&manager->lock);
+    return status;
+}
+
+static void unclaim_hook(void *self, const mstar_bucket_key *bucket)
+{
+    mstar_ragged_manager *manager = self;
+    (void)pthread_mutex_lock(&manager->lock);
+    for (int i = 0; i < 2; i++) {
+        plans *made = &manager->both[i];
+        if (made->leased && mstar_bucket_key_equal(&made->key, bucket))
+            made->valid = false;
+    }
+    mst_ragged_store_forget(&manager->store, bucket);
+    (void)pthread_mutex_unlock(&manager->lock);
+}
+
 static mstar_status plan_hook(void *self, const mstar_step_context *context,
                               const mstar_resource_step *step, const mstar_plan_results *results,
                               const void **result)
@@ -266,6 +308,8 @@ mstar_status mstar_ragged_manager_get_resource(mstar_ragged_manager *manager, co
                                                .claim = claim_hook,
                                                .plan = plan_hook,
                                                .drop_pre_plan = drop_hook,
+                                               .claim_bytes = claim_bytes_hook,
+                                               .unclaim = unclaim_hook,
                                                .memory_bytes = bytes_hook};
     MST_TRY(mst_check_not_null("manager", manager));
     MST_TRY(mst_check_not_null("key", key));

@@ -258,16 +258,88 @@ mstar_status mst_ragged_store_find(mst_ragged_store *store, const mstar_bucket_k
     return MSTAR_OK;
 }
 
+static bool has_workspace(const mst_ragged_store *store, int32_t slot, const char *label)
+{
+    for (int64_t i = 0; i < store->num_workspaces; i++) {
+        if (store->workspaces[i].slot == slot && strcmp(store->workspaces[i].label, label) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* One wrapper, its record included. */
+static mstar_status wrapper_bytes(const mst_ragged_store *store, const mstar_bucket_key *bucket,
+                                  size_t *bytes)
+{
+    static const mst_attn_kind kinds[] = {MST_ATTN_SELF, MST_ATTN_CROSS, MST_ATTN_PREFIXED};
+    mstar_ragged_prefill_desc desc;
+    wrapper_desc(store, &desc);
+    desc.accelerator_graph = 1;
+    MST_TRY(mst_ragged_ceilings(&store->config, bucket, &desc.max_num_segments,
+                                &desc.max_total_tokens));
+    MST_TRY(mst_attn_wrapper_bytes(store->device, kinds[store->config.kind], &desc, bytes));
+    *bytes += sizeof(mst_ragged_wrapper);
+    return MSTAR_OK;
+}
+
+mstar_status mst_ragged_store_growth(const mst_ragged_store *store, const mstar_bucket_key *bucket,
+                                     int32_t slot, const mst_label_layout *layouts,
+                                     int64_t num_layouts, size_t *bytes)
+{
+    int64_t wrappers = 0, workspaces = 0;
+    size_t each;
+    void *memory;
+    MST_TRY(wrapper_bytes(store, bucket, &each));
+    MST_TRY(mst_alloc_array(num_layouts + 2, sizeof(const char *), "texts", &memory));
+    const char **texts = memory;
+    for (int64_t i = 0; i < num_layouts; i++) {
+        if (look_up(store, bucket, slot, layouts[i].label) != NULL)
+            continue;
+        texts[wrappers++] = layouts[i].label;
+        workspaces += !has_workspace(store, slot, layouts[i].label);
+    }
+    if (wrappers > 0) {
+        texts[wrappers] = bucket->walk;
+        texts[wrappers + 1] = bucket->additional_key_info;
+    }
+    *bytes = mst_texts_growth(&store->texts, texts, num_layouts + 2);
+    mst_free(memory);
+    *bytes += (size_t)wrappers * each;
+    *bytes += (size_t)workspaces * mst_buffer_cost(store->device, store->workspace_bytes);
+    int64_t grown = mst_grown(store->wrappers_capacity, store->num_wrappers + wrappers);
+    *bytes += (size_t)(grown - store->wrappers_capacity) * sizeof *store->wrappers;
+    grown = mst_grown(store->workspaces_capacity, store->num_workspaces + workspaces);
+    *bytes += (size_t)(grown - store->workspaces_capacity) * sizeof *store->workspaces;
+    return MSTAR_OK;
+}
+
+void mst_ragged_store_forget(mst_ragged_store *store, const mstar_bucket_key *bucket)
+{
+    int64_t kept = 0;
+    for (int64_t i = 0; i < store->num_wrappers; i++) {
+        mst_ragged_wrapper *wrapper = store->wrappers[i];
+        if (!wrapper->graph || !mstar_bucket_key_equal(&wrapper->key, bucket)) {
+            store->wrappers[kept++] = wrapper;
+            continue;
+        }
+        destroy_object(store->config.kind, wrapper->object);
+        mst_free(wrapper);
+    }
+    store->num_wrappers = kept;
+}
+
 size_t mst_ragged_store_bytes(const mst_ragged_store *store)
 {
-    size_t bytes = (size_t)store->wrappers_capacity * sizeof *store->wrappers +
-                   (size_t)store->workspaces_capacity * sizeof *store->workspaces +
-                   (size_t)store->num_workspaces * store->workspace_bytes +
-                   mst_texts_bytes(&store->texts);
+    size_t bytes =
+        (size_t)store->wrappers_capacity * sizeof *store->wrappers +
+        (size_t)store->workspaces_capacity * sizeof *store->workspaces +
+        (size_t)store->num_workspaces * mst_buffer_cost(store->device, store->workspace_bytes) +
+        mst_texts_bytes(&store->texts);
     for (int64_t i = 0; i < store->num_wrappers; i++) {
         mstar_ragged_prefill_info info = {.struct_size = sizeof info};
         if (query_object(store->config.kind, store->wrappers[i]->object, &info) == MSTAR_OK)
-            bytes += info.plan_bytes + sizeof(mst_attn_wrapper) + sizeof(mst_ragged_wrapper);
+            bytes += info.plan_bytes + sizeof(mst_attn_wrapper) + sizeof(mst_ragged_wrapper) +
+                     (store->device->backend->kind == MSTAR_DEVICE_CPU ? sizeof(mstar_stream) : 0);
     }
     return bytes;
 }

@@ -152,6 +152,15 @@ mstar_status mstar_resources_claim(mstar_resources *resources, const mstar_claim
     return MSTAR_OK;
 }
 
+void mstar_resources_unclaim(mstar_resources *resources, const mstar_bucket_key *bucket)
+{
+    for (int64_t i = 0; resources != NULL && bucket != NULL && i < resources->count; i++) {
+        const mst_resource *resource = &resources->list[i];
+        if (resource->hooks.unclaim != NULL)
+            resource->hooks.unclaim(resource->self, bucket);
+    }
+}
+
 mstar_status mstar_resources_validate(mstar_resources *resources)
 {
     MST_TRY(mst_check_not_null("resources", resources));

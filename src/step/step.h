@@ -22,6 +22,8 @@ typedef struct mst_texts {
 mstar_status mst_texts_keep(mst_texts *texts, const char *text, const char **kept);
 void mst_texts_release(mst_texts *texts);
 size_t mst_texts_bytes(const mst_texts *texts);
+/* Bytes that keeping these would add. Texts may be NULL or come twice. */
+size_t mst_texts_growth(const mst_texts *texts, const char *const *more, int64_t count);
 
 /* ---- declared_step.c --------------------------------------------------------------------------
  */
@@ -34,6 +36,8 @@ typedef enum mst_phase {
     MST_PUBLISHED
 } mst_phase;
 
+/* All that the step holds; 0 for NULL. */
+size_t mst_step_bytes(const mstar_step *step);
 mst_phase mst_step_phase(const mstar_step *step);
 void mst_step_set_phase(mstar_step *step, mst_phase phase);
 /* False when the step has no resource of that key. */
@@ -126,6 +130,8 @@ mstar_status mst_group_segments(mstar_ragged_kind kind, const mstar_resource_ste
                                 mst_grouping *grouping);
 void mst_grouping_release(mst_grouping *grouping);
 size_t mst_grouping_bytes(const mst_grouping *grouping);
+/* Bytes that have grows by when it holds what want holds. */
+size_t mst_grouping_growth(const mst_grouping *have, const mst_grouping *want);
 /* The same labels, requests and spans in the same order. */
 bool mst_grouping_equal(const mst_grouping *a, const mst_grouping *b);
 
@@ -166,6 +172,12 @@ void mst_ragged_store_close(mst_ragged_store *store);
  * not there. Its address holds until the store is closed. */
 mstar_status mst_ragged_store_find(mst_ragged_store *store, const mstar_bucket_key *bucket,
                                    int32_t slot, const char *label, mst_ragged_wrapper **wrapper);
+/* What finding the wrappers of these labels would add. */
+mstar_status mst_ragged_store_growth(const mst_ragged_store *store, const mstar_bucket_key *bucket,
+                                     int32_t slot, const mst_label_layout *layouts,
+                                     int64_t num_layouts, size_t *bytes);
+/* Takes the bucket's wrappers away, every slot and label. */
+void mst_ragged_store_forget(mst_ragged_store *store, const mstar_bucket_key *bucket);
 size_t mst_ragged_store_bytes(const mst_ragged_store *store);
 
 mstar_status mst_ragged_wrapper_plan(mstar_ragged_kind kind, const mst_ragged_wrapper *wrapper,

@@ -225,6 +225,8 @@ class Embed(ProgramTest):
             self.assertEqual(b["replayed_tokens"] + b["padding_tokens"],
                              b["replays"] * b["tokens"])
         self.assertEqual(sum(b["bytes"] for b in buckets), stats["bytes"]["graphs"])
+        sizes = dict(stats["bytes"])
+        self.assertEqual(sizes.pop("total"), sum(sizes.values()))
         ids, _ = self.ok("tokenize", "--model", self.model, "--format", "ids", "--max-tokens", 32,
                          stdin=self.TEXTS)
         self.assertEqual(stats["tokens"]["replayed"] + stats["tokens"]["eager"],

@@ -161,6 +161,89 @@ static void memory_is_told_and_flat(void **state)
     ragged_close(&f);
 }
 
+static int64_t live_bytes(void)
+{
+    mstar_memory_info info = {.struct_size = sizeof info};
+    CHECK_OK(mstar_memory_query(&info));
+    return (int64_t)info.live_bytes;
+}
+
+static size_t ask_bytes(const ragged_fixture *f, const mstar_lease *lease)
+{
+    mstar_step_context context = f->context;
+    size_t bytes = SIZE_MAX;
+    context.lease = lease;
+    context.slot = lease->slot;
+    CHECK_OK(mstar_resources_claim_bytes(f->set, &context, f->step, &bytes));
+    return bytes;
+}
+
+/* Random steps, buckets, slots and labels: what a plan will take is told before, to the byte, and
+ * nothing is taken by the question; a bucket that is not captured gives its wrappers back. */
+static void bytes_are_told_before(void **state)
+{
+    (void)state;
+    static const char *const labels[] = {NULL, "cond", "w", "a label of some length"};
+    check_rng rng = {17};
+    for (int kind = MSTAR_RAGGED_SELF; kind <= MSTAR_RAGGED_PREFIXED; kind++) {
+        ragged_fixture f;
+        bool pairs = kind != MSTAR_RAGGED_SELF;
+        ragged_open(&f, (mstar_ragged_kind)kind, NULL);
+        for (int round = 0; round < 300; round++) {
+            const mstar_lease lease = {.key = {"w", check_integer(&rng, 0, 1) ? "hd" : NULL,
+                                               check_integer(&rng, 8, 11),
+                                               check_integer(&rng, 0, 1) ? 100 : 200},
+                                       .slot = (int32_t)check_integer(&rng, 0, 2)};
+            ragged_part parts[8];
+            int count = (int)check_integer(&rng, pairs ? 1 : 0, 4);
+            for (int i = 0; i < count; i++) {
+                const char *label = labels[check_integer(&rng, 0, COUNT(labels) - 1)];
+                parts[i] = (ragged_part){pairs ? "q" : label, i + 1, 3};
+                parts[count + i] = (ragged_part){"kv", i + 1, 5};
+            }
+            ragged_declare(&f, parts, pairs ? 2 * count : count, pairs ? "q:kv" : NULL, 0);
+            int64_t live = live_bytes();
+            size_t held = ragged_info(&f).memory_bytes, told = ask_bytes(&f, &lease);
+            assert_int_equal(live_bytes(), live);
+            CHECK_OK(ragged_plan(&f, &lease, 0));
+            assert_int_equal(live_bytes() - live, told);
+            assert_int_equal(ragged_info(&f).memory_bytes - held, told);
+            assert_int_equal(ask_bytes(&f, &lease), 0);
+            if (check_integer(&rng, 0, 9) > 0 || count == 0)
+                continue;
+            live = live_bytes();
+            held = ragged_info(&f).memory_bytes;
+            mstar_resources_unclaim(f.set, &lease.key);
+            assert_true(live_bytes() < live);
+            assert_int_equal(live - live_bytes(), held - ragged_info(&f).memory_bytes);
+            assert_true(ask_bytes(&f, &lease) > 0);
+            CHECK_FAILED(ragged_run(&f, NULL, 16, 16), MSTAR_NOT_FOUND, "planned are none");
+            mstar_resources_unclaim(f.set, &lease.key); /* nothing is left to give */
+        }
+        ragged_close(&f);
+    }
+}
+
+static void bytes_refused(void **state)
+{
+    (void)state;
+    ragged_fixture f;
+    size_t bytes = 7;
+    ragged_open(&f, MSTAR_RAGGED_SELF, NULL);
+    ragged_declare(&f, (const ragged_part[]){{NULL, 1, 3}}, 1, NULL, 0);
+    CHECK_INVALID(mstar_resources_claim_bytes(f.set, &f.context, f.step, &bytes),
+                  "context.lease is NULL");
+    const mstar_lease large = {.key = {"w", NULL, 2, (int64_t)INT32_MAX + 1}, .slot = 0};
+    f.context.lease = &large;
+    CHECK_INVALID(mstar_resources_claim_bytes(f.set, &f.context, f.step, &bytes),
+                  "resource \"attn\": bucket.num_tokens");
+    assert_int_equal(bytes, 7);
+    mstar_resources_unclaim(f.set, NULL);
+    mstar_resources_unclaim(NULL, &large.key);
+    f.context.lease = NULL;
+    ragged_close(&f);
+}
+
 /* ---- pairs ------------------------------------------------------------------------------------
  */
 
@@ -484,6 +567,8 @@ int main(void)
         cmocka_unit_test(a_plan_that_fails_leaves_none),
         cmocka_unit_test(wrappers_by_bucket_slot_and_label),
         cmocka_unit_test(memory_is_told_and_flat),
+        cmocka_unit_test(bytes_are_told_before),
+        cmocka_unit_test(bytes_refused),
         cmocka_unit_test(cross_pairs),
         cmocka_unit_test(bad_pairs),
         cmocka_unit_test(prefixed_pairs),

@@ -129,6 +129,21 @@ static size_t fake_bytes(const void *self)
     return 100;
 }
 
+static mstar_status fake_claim_bytes(void *self, const mstar_step_context *context,
+                                     const mstar_resource_step *step, size_t *bytes)
+{
+    note("claim_bytes", ((fake *)self)->name);
+    assert_non_null(context->lease);
+    *bytes = (size_t)step->num_segments * 1000;
+    return context->lease->key.bs > 100 ? mst_fail(MSTAR_OUT_OF_MEMORY, "too many") : MSTAR_OK;
+}
+
+static void fake_unclaim(void *self, const mstar_bucket_key *bucket)
+{
+    note("unclaim", ((fake *)self)->name);
+    assert_int_equal(bucket->bs, 8);
+}
+
 static void fake_release(void *self)
 {
     note("release", ((fake *)self)->name);
@@ -147,7 +162,9 @@ static const mstar_resource_hooks all_hooks = {.struct_size = sizeof all_hooks,
                                                .drop_pre_plan = fake_drop,
                                                .validate = fake_validate,
                                                .memory_bytes = fake_bytes,
-                                               .release = fake_release};
+                                               .release = fake_release,
+                                               .claim_bytes = fake_claim_bytes,
+                                               .unclaim = fake_unclaim};
 
 /* attn needs pages, which needs positions; they are listed the other way round. */
 typedef struct three {
@@ -432,6 +449,15 @@ static void requests_begin_and_end(void **state)
     expect_journal("claim(positions) claim(pages) claim(attn) ");
     CHECK_FAILED(mstar_resources_claim(t.set, &large), MSTAR_OUT_OF_MEMORY,
                  "resource \"positions\": too many");
+    mstar_lease lease = {.key = {"prefill", NULL, 8, 16}};
+    size_t bytes = 0;
+    t.context.lease = &lease;
+    CHECK_OK(mstar_resources_claim_bytes(t.set, &t.context, t.step, &bytes));
+    assert_int_equal(bytes, 3 * 4000); /* four segments each */
+    mstar_resources_unclaim(t.set, &lease.key);
+    lease.key.bs = 800;
+    CHECK_FAILED(mstar_resources_claim_bytes(t.set, &t.context, t.step, &bytes),
+                 MSTAR_OUT_OF_MEMORY, "resource \"positions\": too many");
     three_close(&t);
 }
 

@@ -42,6 +42,17 @@ __device__ __forceinline__ void mma<f16>(float (&c)[4], const uint32_t (&a)[4], 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* The larger of each pair of unsigned halves, where that is one instruction. */
+#if __CUDA_ARCH__ >= 900
+#define MST_LARGER_HALVES
+__device__ __forceinline__ uint32_t larger_halves(uint32_t a, uint32_t b)
+{
+    uint32_t c;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+#endif
+
 /* Two floats rounded to the nearest, low half first. */
 template <typename T> __device__ __forceinline__ uint32_t pack(float low, float high);
 

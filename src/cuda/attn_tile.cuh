@@ -460,16 +460,24 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         return (word & low) == low || (word & (low << 16)) == (low << 16);
     }
 
-    /* Whether this thread's share of the block holds a NaN or an infinity. */
+    /* Whether this thread's share of the block holds a NaN or an infinity: a magnitude from the
+       first infinity up. */
     __device__ bool has_special(uint32_t v_at) const
     {
         bool found = false;
+        uint32_t largest = 0;
         for (int at = threadIdx.x; at < BN * CHUNKS; at += THREADS) {
             uint32_t w0, w1, w2, w3;
             shared_get4(w0, w1, w2, w3, v_at + (at / CHUNKS) * PITCH + (at % CHUNKS) * 16);
+#if defined(MST_LARGER_HALVES)
+            w0 = larger_halves(w0 & 0x7fff7fffu, w1 & 0x7fff7fffu);
+            w2 = larger_halves(w2 & 0x7fff7fffu, w3 & 0x7fff7fffu);
+            largest = larger_halves(largest, larger_halves(w0, w2));
+#else
             found |= is_special(w0) || is_special(w1) || is_special(w2) || is_special(w3);
+#endif
         }
-        return found;
+        return found || is_special(largest);
     }
 
     /* Adds non-finite elements to the rows that see their key, then takes them out of the block. */
@@ -928,15 +936,16 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         v_smem = k_smem + STAGES * BLOCK_BYTES;
         unsigned per_item = (unsigned)a.num_kv_heads;
         unsigned work = blockIdx.x;
+        /* asked for before the length of the list is here: the grid is never larger than the list's
+           memory, and an item that is not of this plan is not looked at */
+        if (threadIdx.x == 0)
+            fetch_item(a, work / per_item, 0);
         unsigned total = (unsigned)a.header->num_items * per_item;
         int causal = a.header->causal;
         bool shared = total > gridDim.x; /* else every block has one piece of work at most */
         unsigned pending = 0;
-        if (work < total && threadIdx.x == 0) {
-            fetch_item(a, work / per_item, 0);
-            if (shared)
-                pending = atomicAdd(&a.counters->next, 1u);
-        }
+        if (shared && work < total && threadIdx.x == 0)
+            pending = atomicAdd(&a.counters->next, 1u);
         copies_commit();
         clear_padding(a);
         copies_wait<0>();

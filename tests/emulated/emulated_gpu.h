@@ -154,6 +154,14 @@ template <> inline uint32_t pack<f16>(float low, float high)
     return round_f16(low) | (uint32_t)round_f16(high) << 16;
 }
 
+#if !defined(EMULATE_SM80)
+#define MST_LARGER_HALVES
+static inline uint32_t larger_halves(uint32_t a, uint32_t b)
+{
+    return max(a & 0xffff0000U, b & 0xffff0000U) | max(a & 0xffffU, b & 0xffffU);
+}
+#endif
+
 void mma_of(float (*wide)(uint16_t), float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
             uint32_t b1);
 template <typename T>

@@ -109,7 +109,7 @@ static int m_device_attribute(int *value, int attribute, int device)
 {
     (void)device;
     ENTER(device_attribute);
-    *value = attribute == MST_CUDA_ATTRIBUTE_MULTIPROCESSORS ? 132
+    *value = attribute == MST_CUDA_ATTRIBUTE_MULTIPROCESSORS ? mock.multiprocessors
              : attribute == MST_CUDA_ATTRIBUTE_MAJOR         ? mock.major
              : attribute == MST_CUDA_ATTRIBUTE_L2_BYTES      ? 60 << 20
                                                              : 0;
@@ -477,7 +477,11 @@ mock_cuda *mock_cuda_install(void)
         MST_CUDA_FUNCTIONS(MOCK_MEMBER)
 #undef MOCK_MEMBER
     };
-    mock = (mock_cuda){.version = 99000, .devices = 1, .major = 9, .free_bytes = (int64_t)1 << 34};
+    mock = (mock_cuda){.version = 99000,
+                       .devices = 1,
+                       .major = 9,
+                       .multiprocessors = 132,
+                       .free_bytes = (int64_t)1 << 34};
     mst_cuda_driver_replace(&driver);
     return &mock;
 }

@@ -20,7 +20,7 @@ typedef enum mock_call {
 } mock_call;
 
 typedef struct mock_cuda {
-    int version, devices, major;
+    int version, devices, major, multiprocessors;
     int64_t calls[MOCK_CALLS];
     mock_call fail_call; /* of which the fail_after-th from now fails with fail_result; 0 none */
     int64_t fail_after;

@@ -495,41 +495,6 @@ static void survives_failed_calls(void **state)
     }
 }
 
-/* ---- choices --------------------------------------------------------------------------------- */
-
-static void splits_by_the_segment_alone(void **state)
-{
-    (void)state;
-    /* few rows over many keys; not where there are enough tiles, or too few keys */
-    assert_int_equal(mst_cuda_attn_part_keys(64, 126, 32, 8160), 1024);
-    assert_int_equal(mst_cuda_attn_part_keys(64, 258, 16, 7998), 1024);
-    assert_int_equal(mst_cuda_attn_part_keys(256, 400, 1, 1018), 256);
-    assert_int_equal(mst_cuda_attn_part_keys(64, 426, 20, 1500), 0);
-    assert_int_equal(mst_cuda_attn_part_keys(128, 16384, 24, 512), 0);
-    assert_int_equal(mst_cuda_attn_part_keys(128, 64, 32, 1024), 0);
-    /* at the bounds: 128 tiles, 3/2 of a part */
-    assert_int_equal(mst_cuda_attn_part_keys(64, 64 * 128, 1, 1536), 1024);
-    assert_int_equal(mst_cuda_attn_part_keys(64, 64 * 128 + 1, 1, 1536), 0);
-    assert_int_equal(mst_cuda_attn_part_keys(64, 1, 1, 1535), 0);
-    assert_int_equal(mst_cuda_attn_part_keys(64, 1, 129, INT32_MAX), 0);
-}
-
-static void tiles_by_the_layout(void **state)
-{
-    (void)state;
-    assert_int_equal(mst_cuda_attn_tile_head_dim(1), 16);
-    assert_int_equal(mst_cuda_attn_tile_head_dim(72), 80);
-    assert_int_equal(mst_cuda_attn_tile_head_dim(256), 256);
-    /* long segments that fill the card take tall tiles; short ones, few ones and other dims do not
-     */
-    assert_int_equal(mst_cuda_attn_tile_rows(128, 256, 128, 16, 132), 128);
-    assert_int_equal(mst_cuda_attn_tile_rows(128, 9, 9, 32, 132), 64);
-    assert_int_equal(mst_cuda_attn_tile_rows(128, 15, 8, 8, 132), 64);
-    assert_int_equal(mst_cuda_attn_tile_rows(80, 1024, 1024, 16, 132), 64);
-    assert_int_equal(mst_cuda_attn_tile_rows(64, 256, 128, 16, 132), 64);
-    assert_int_equal(mst_cuda_attn_tile_rows(144, 256, 128, 16, 132), 64);
-}
-
 /* The kernel that is launched for one segment repeated, eager or with these as ceilings. */
 static const char *kernel_of(int32_t heads, int32_t kv_heads, int32_t dim, int32_t length,
                              int32_t times, bool graph)
@@ -578,18 +543,6 @@ static void picks_the_kernel_for_the_layout(void **state)
     }
 }
 
-/* Every instance costs time to compile and room in the library. */
-static void few_enough_kernels(void **state)
-{
-    (void)state;
-#define MST_ATTN(HD, BN, MT, STAGES, QREG, BLOCKS) +2 /* bf16 and f16 */
-    const int count = 0
-#include "cuda/cuda_attn.def"
-        ;
-#undef MST_ATTN
-    assert_in_range(count, 32, 64); /* every multiple of 16 at least once */
-}
-
 static void backends_by_name(void **state)
 {
     (void)state;
@@ -635,9 +588,6 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(survives_failed_calls, set_up, tear_down),
         cmocka_unit_test_setup_teardown(picks_the_kernel_for_the_layout, set_up, tear_down),
         cmocka_unit_test_setup_teardown(backends_by_name, set_up, tear_down),
-        cmocka_unit_test(splits_by_the_segment_alone),
-        cmocka_unit_test(tiles_by_the_layout),
-        cmocka_unit_test(few_enough_kernels),
     };
     emulated = argc > 1 && strcmp(argv[1], "emulated") == 0;
     card = argc > 1 && !emulated ? argv[1] : NULL;

@@ -13,7 +13,7 @@ PAIRS ?= 100000
 TEXTS ?= 100000
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help deps deps-build deps-venv deps-check build model wheel demo check cuda kernels check-gpu bench-gpu asan asan-clang tsan fuzz soak valgrind analyze aarch64 warnings layers docs-check faults-check abi-check \
+.PHONY: help deps deps-build deps-venv deps-check build model wheel demo check cuda kernels check-gpu gpu bench-gpu asan asan-clang tsan fuzz soak valgrind analyze aarch64 warnings layers docs-check faults-check abi-check \
 	bench bench-peers format format-check install clean venv
 
 help: ## this list
@@ -161,7 +161,10 @@ GPU_TESTS := cuda_attention cuda_rows ops_rows ops_tokens
 check-gpu: cuda ## the tests of attention and of operations on cuda:0
 	@for test in $(GPU_TESTS); do build/cuda/tests/test_$$test cuda:0 || exit 1; done
 
-bench-gpu: cuda ## measure attention on cuda:0: bench/results/<card>.csv
+gpu: cuda ## everything on cuda:0: tests, compute-sanitizer (TOOLS), benches and their goals
+	@tools/check_gpu.sh $(GPU_TESTS)
+
+bench-gpu: cuda ## measure attention and towers on cuda:0: bench/results/<card>.csv and a picture
 	@python3 bench/run_gpu.py $(BENCH_FLAGS)
 
 format: ## run clang-format over the C sources

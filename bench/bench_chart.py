@@ -7,7 +7,8 @@ import html
 
 FONT = "font-family='DejaVu Sans, Verdana, Arial, sans-serif'"
 INK, FAINT = "#1b1f24", "#57606a"
-COLOURS = {"ours": "#0b6bcb", "ours-2": "#6cb1f2", "peer": "#8c959f", "peer-default": "#ced4da"}
+COLOURS = {"ours": "#0b6bcb", "ours-2": "#6cb1f2", "peer": "#8c959f", "peer-default": "#ced4da",
+           "floor": "#f2c078"}
 ROW, GAP, TITLE = 19, 26, 40
 
 

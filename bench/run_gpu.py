@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What `make bench-gpu` does: attention on a card, beside what others reach, as a CSV.
+"""What `make bench-gpu` does: attention and towers on a card, beside what others reach.
 
-Runs `mstar bench attn --device cuda:0` over bench/problems/attention-gpu.json in bf16 and writes
-bench/results/<card>.csv; lines that begin with # say the card, the commit and the command. Prints the
-same as a table. --check-goals exits 1 when a workload is slower than the best mma.sync peer
-(fa2_class_us), and lists those that are.
+Runs `mstar bench attn` over bench/problems/attention-gpu.json and `mstar bench tower` over
+bench/problems/towers.json in bf16, prints both as tables and writes bench/results/<card>.csv with a
+picture beside it, and bench/results/<card>-towers.csv; lines that begin with # say the card, the commit
+and the command. --check-goals exits 1 where a figure misses what its workload accepts, and lists those.
+--draw makes the picture of a CSV again and runs nothing.
 """
 import argparse
 import csv
@@ -14,16 +15,23 @@ import re
 import subprocess
 import sys
 
+import bench_chart
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-COLUMNS = ["name", "us", "gflops", "plan_us", "replay_us", "floor_us", "fa2_class_us", "best_us",
-           "goal_us", "of_fa2_class"]
+COLUMNS = {
+    "attn": ["name", "us", "gflops", "plan_us", "replay_us", "floor_us", "fa2_class_us", "best_us",
+             "goal_us", "of_fa2_class"],
+    "tower": ["name", "tokens", "us", "gflops", "eager_us", "capture_us", "device_us", "replay_us",
+              "launches", "floor_us", "best_us", "goal_us"]}
+KINDS = (("us", "mstar", "ours"), ("fa2_class_us", "best mma.sync kernel of others", "peer"),
+         ("best_us", "best of all others", "peer-default"), ("floor_us", "the card's floor", "floor"))
 
 
-def measure(program, device, workloads):
-    command = [program, "bench", "attn", "--device", device, "--workloads", str(workloads),
-               "--dtype", "bf16", "--max-gflop", "100000", "--json"]
+def measure(bench, program, device, workloads):
+    command = [program, "bench", bench, "--device", device, "--workloads", str(workloads),
+               "--dtype", "bf16", "--max-gflop", "100000", "--check-goals", "--json"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    if answer.returncode != 0:
+    if not answer.stdout:
         sys.exit(answer.stderr.strip() or f"{program} failed")
     return json.loads(answer.stdout), " ".join(command)
 
@@ -32,30 +40,62 @@ def text_of(value):
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def main():
-    parser = argparse.ArgumentParser(description="measure attention on an NVIDIA GPU")
-    parser.add_argument("--program", default=str(ROOT / "build/cuda/mstar"))
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--workloads", default=str(ROOT / "bench/problems/attention-gpu.json"))
-    parser.add_argument("--output", help="default: bench/results/<card>.csv")
-    parser.add_argument("--check-goals", action="store_true")
-    options = parser.parse_args()
-    document, command = measure(options.program, options.device, options.workloads)
-    card = re.sub(r"[^a-z0-9]+", "-", document["machine"].lower()).strip("-")
-    path = pathlib.Path(options.output or ROOT / f"bench/results/{card}.csv")
-    rows = [[text_of(row.get(column, "")) for column in COLUMNS] for row in document["rows"]]
+def write(path, columns, document, command):
+    rows = [[text_of(row.get(column, "")) for column in columns] for row in document["rows"]]
     with path.open("w", newline="", encoding="utf-8") as file:
         file.write(f"# {document['machine']}, {document['isa']}\n# {document['build']}\n")
         file.write(f"# {command.replace(str(ROOT) + '/', '')}\n")
-        csv.writer(file, lineterminator="\n").writerows([COLUMNS] + rows)
-    for row in [COLUMNS] + rows:
+        csv.writer(file, lineterminator="\n").writerows([columns] + rows)
+    for row in [columns] + rows:
         print(" ".join(f"{cell:>12}" for cell in row))
-    slow = [row["name"] for row in document["rows"] if row.get("of_fa2_class", 0) > 1]
-    print(f"{len(rows) - len(slow)} of {len(rows)} workloads are no slower than the best mma.sync peer")
-    if options.check_goals and slow:
-        print("slower: " + " ".join(slow))
-        return 1
-    return 0
+
+
+def read(path):
+    """The lines that begin with #, and the rows."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    notes = [line[1:].strip() for line in lines if line.startswith("#")]
+    return notes, list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def draw(notes, rows):
+    """A panel for each workload: microseconds, shorter is better."""
+    panels = []
+    for row in rows:
+        found = [(label, float(row[key]), kind) for key, label, kind in KINDS if row.get(key)]
+        panels.append({"title": row["name"],
+                       "bars": [(label, us, f"{us:.4g} us", kind) for label, us, kind in found]})
+    return bench_chart.bars("Ragged attention on a GPU, bf16: microseconds, shorter is better",
+                            notes[:2], panels, [(label, kind) for _, label, kind in KINDS],
+                            columns=3, panel_width=400, label_width=180)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="measure attention and towers on an NVIDIA GPU")
+    parser.add_argument("--program", default=str(ROOT / "build/cuda/mstar"))
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--benches", default="attn,tower")
+    parser.add_argument("--workloads", default=str(ROOT / "bench/problems/attention-gpu.json"))
+    parser.add_argument("--towers", default=str(ROOT / "bench/problems/towers.json"))
+    parser.add_argument("--output", help="folder of the results; default: bench/results")
+    parser.add_argument("--check-goals", action="store_true")
+    parser.add_argument("--draw", type=pathlib.Path, metavar="CSV")
+    options = parser.parse_args()
+    if options.draw:
+        options.draw.with_suffix(".svg").write_text(draw(*read(options.draw)), encoding="utf-8")
+        return 0
+    missed = []
+    for bench in options.benches.split(","):
+        problems = options.workloads if bench == "attn" else options.towers
+        document, command = measure(bench, options.program, options.device, problems)
+        card = re.sub(r"[^a-z0-9]+", "-", document["machine"].lower()).strip("-")
+        path = pathlib.Path(options.output or ROOT / "bench/results")
+        path = path / f"{card}{'' if bench == 'attn' else '-towers'}.csv"
+        write(path, COLUMNS[bench], document, command)
+        if bench == "attn":
+            path.with_suffix(".svg").write_text(draw(*read(path)), encoding="utf-8")
+        missed += document["missed"]
+    print(f"{len(missed)} goals missed" + "".join(f"\n  {text}" for text in missed))
+    return 1 if options.check_goals and missed else 0
 
 
 if __name__ == "__main__":

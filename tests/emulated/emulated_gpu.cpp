@@ -207,9 +207,12 @@ void run_block()
         t.num_copies = 0;
         t.group = 0;
     }
+    unsigned favourite = 0;
     while (fault == nullptr) {
-        /* one warp as long as it can, so that the others fall behind */
-        unsigned first = draw() % (THREADS / WARP), warp = first;
+        /* one warp for some time, so that the others fall behind */
+        if (draw() % 32 == 0)
+            favourite = draw() % (THREADS / WARP);
+        unsigned first = favourite, warp = first;
         while (!can_run(warp)) {
             warp = (warp + 1) % (THREADS / WARP);
             if (warp == first)

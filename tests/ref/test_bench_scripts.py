@@ -23,6 +23,7 @@ import make_texts  # noqa: E402
 import peers  # noqa: E402
 import results_table  # noqa: E402
 import run_bench  # noqa: E402
+import run_gpu  # noqa: E402
 
 
 def check_texts(model):
@@ -141,6 +142,20 @@ def check_cosine(folder):
     path.unlink()
 
 
+def check_gpu_picture():
+    """A bar for each figure that a row has, each with its number; nothing for one that it lacks."""
+    notes, rows = run_gpu.read(BENCH / "results/nvidia-h200.csv")
+    assert len(rows) == 31 and notes[0].startswith("NVIDIA H200")
+    root = xml.etree.ElementTree.fromstring(run_gpu.draw(notes, rows))
+    texts = [node.text for node in root.iter() if node.text]
+    for row in rows:
+        assert row["name"] in texts
+    figures = sum(bool(row[key]) for row in rows for key, _, _ in run_gpu.KINDS)
+    assert sum(text.endswith(" us") for text in texts) == figures == 4 * 31
+    few = xml.etree.ElementTree.fromstring(run_gpu.draw(notes, [{"name": "x", "us": "7.5"}]))
+    assert [node.text for node in few.iter() if node.text and node.text.endswith(" us")] == ["7.5 us"]
+
+
 def main():
     folder = os.environ["MSTAR_TEST_BUILD"]
     check_texts(os.environ["MSTAR_TEST_MODEL"])
@@ -149,9 +164,10 @@ def main():
         check_structures(os.environ["MSTAR_TEST_LIBRARY"])
     check_rows()
     check_results(folder)
+    check_gpu_picture()
     check_numbers()
     check_cosine(folder)
-    print("bench scripts: texts, batches, structures, rows, results, numbers, cosine")
+    print("bench scripts: texts, batches, structures, rows, results, a GPU picture, numbers, cosine")
     return 0
 
 

@@ -40,7 +40,7 @@ typedef struct mstar_linear mstar_linear;
 typedef struct mstar_linear_desc {
     uint32_t struct_size;
     mstar_dtype weight_dtype;    /* how panels are kept: F32 (default) or BF16 (half the memory,
-                                    rounded to nearest) */
+                                    rounded to nearest); F16 too on a GPU */
     mstar_activation activation; /* default NONE */
     int32_t reserved;
 } mstar_linear_desc;

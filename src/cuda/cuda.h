@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 
+#include "cuda/cuda_blas.h"
 #include "cuda/cuda_driver.h"
 #include "device/backend.h"
 
@@ -79,6 +80,11 @@ typedef struct mst_cuda {
     void *modules[MST_CUDA_MAX_MODULES];
     mst_cuda_function functions[MST_CUDA_MAX_KERNELS];
     mst_cuda_ring ring;
+    /* cuda_product.c: NULL until the first product is made */
+    const mst_blas *blas;
+    void *blas_handle;
+    struct mst_cuda_product *products;
+    pthread_mutex_t products_lock; /* while one is found */
 } mst_cuda;
 
 typedef struct mst_cuda_stream {

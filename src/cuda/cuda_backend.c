@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda/cuda_rows.h"
+#include "cuda/cuda_linear.h"
 
 /* Copies of pageable memory up to this size go through the staging ring and do not wait. */
 #define STAGED_COPY_BYTES ((size_t)1 << 20)
@@ -54,6 +54,7 @@ static void cuda_close(mstar_device *device)
     mst_cuda *cuda = mst_cuda_of(device);
     if (cuda->context != NULL) {
         if (mst_cuda_enter(cuda) == MSTAR_OK) {
+            mst_cuda_products_free(cuda);
             mst_cuda_ring_free(cuda);
             mst_cuda_modules_unload(cuda);
             if (cuda->stream != NULL)
@@ -63,6 +64,7 @@ static void cuda_close(mstar_device *device)
         (void)cuda->driver->context_release(cuda->ordinal);
     }
     (void)pthread_mutex_destroy(&cuda->lock);
+    (void)pthread_mutex_destroy(&cuda->products_lock);
     mst_pool_destroy(device->pool);
     device->pool = NULL;
     mst_free(cuda);
@@ -133,6 +135,7 @@ static mstar_status cuda_open(mstar_device *device, const mstar_device_desc *des
     mst_cuda *cuda = memory;
     device->impl = cuda;
     (void)pthread_mutex_init(&cuda->lock, NULL);
+    (void)pthread_mutex_init(&cuda->products_lock, NULL);
     mst_cuda_ring_init(&cuda->ring);
     mstar_status status = open_device(device, cuda, desc);
     if (status != MSTAR_OK)
@@ -412,6 +415,12 @@ const mst_backend *mst_cuda_backend(void)
         .attn_image_begin = mst_cuda_attn_image_begin,
         .attn_image_end = mst_cuda_attn_image_end,
         .attn_run = mst_cuda_attn_run,
+        .linear_packed_bytes = mst_cuda_linear_packed_bytes,
+        .linear_kernel = mst_cuda_linear_kernel,
+        .linear_x_dtype = mst_cuda_linear_x_dtype,
+        .linear_pack = mst_cuda_linear_pack,
+        .linear_prepare = mst_cuda_linear_prepare,
+        .linear_run = mst_cuda_linear_run,
         .layer_norm = mst_cuda_layer_norm,
         .rms_norm = mst_cuda_rms_norm,
         .activation = mst_cuda_activation,

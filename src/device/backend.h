@@ -161,7 +161,7 @@ typedef struct mst_rows {
 
 typedef struct mst_linear_shape {
     int64_t in_features, out_features;
-    mstar_dtype weight_dtype; /* of the panels */
+    mstar_dtype weight_dtype; /* of the panels; f16 on GPUs only */
     mstar_activation activation;
 } mst_linear_shape;
 
@@ -250,10 +250,12 @@ struct mst_backend {
     /* The dtype of x that the kernel reads without a conversion; others give the same bits. */
     mstar_dtype (*linear_x_dtype)(const mstar_device *device, const mst_linear_shape *shape);
     /* Packs rows [first_row, first_row + num_rows) of the [out, in] matrix from one part (host
-       memory, any strides, dtype f32, bf16 or f16) into packed. Parts come in order and cover all
-       rows. */
+       memory, any strides, dtype f32, bf16 or f16) into packed, host memory that is zero at first.
+       Parts come in order and cover all rows. */
     void (*linear_pack)(const mstar_device *device, const mst_linear_shape *shape,
                         const mstar_tensor *weight, int64_t first_row, void *packed);
+    /* What runs of this shape need that may take long or fail. NULL: nothing. */
+    mstar_status (*linear_prepare)(mstar_device *device, const mst_linear_shape *shape);
     /* out = activation(x W^T + bias) + residual. bias: f32 [out_features], never NULL, padded with
        zeros to a multiple of MST_LINEAR_PAD. */
     mstar_status (*linear_run)(mstar_stream *stream, const mst_linear_shape *shape,

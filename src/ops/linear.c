@@ -27,11 +27,13 @@ void mstar_linear_desc_init(mstar_linear_desc *desc)
     desc->activation = MSTAR_ACTIVATION_NONE;
 }
 
-static mstar_status check_desc(const mstar_linear_desc *desc)
+static mstar_status check_desc(const mstar_device *device, const mstar_linear_desc *desc)
 {
-    if (desc->weight_dtype != MSTAR_DTYPE_F32 && desc->weight_dtype != MSTAR_DTYPE_BF16)
-        return mst_fail(MSTAR_INVALID_ARGUMENT, "desc.weight_dtype is %s; it must be f32 or bf16",
-                        mstar_dtype_name(desc->weight_dtype));
+    bool f16 = device->backend->kind != MSTAR_DEVICE_CPU && desc->weight_dtype == MSTAR_DTYPE_F16;
+    if (desc->weight_dtype != MSTAR_DTYPE_F32 && desc->weight_dtype != MSTAR_DTYPE_BF16 && !f16)
+        return mst_fail(MSTAR_INVALID_ARGUMENT, "desc.weight_dtype is %s; it must be f32 or bf16%s",
+                        mstar_dtype_name(desc->weight_dtype),
+                        device->backend->kind != MSTAR_DEVICE_CPU ? " or f16" : "");
     MST_TRY(mst_ops_check_activation("desc.activation", desc->activation));
     if (desc->reserved != 0)
         return mst_fail(MSTAR_INVALID_ARGUMENT, "desc.reserved is %d; it must be 0",
@@ -91,6 +93,77 @@ static mstar_status check_parts(const mstar_tensor *const *weights,
     return mst_check_range("out_features of all parts", shape->out_features, 1, MST_MAX_WIDTH);
 }
 
+static void pack_parts(const mstar_linear *linear, const mstar_tensor *const *weights,
+                       const mstar_tensor *const *biases, int32_t num_parts, void *packed,
+                       float *bias)
+{
+    int64_t first_row = 0;
+    for (int32_t part = 0; part < num_parts; part++) {
+        linear->device->backend->linear_pack(linear->device, &linear->shape, weights[part],
+                                             first_row, packed);
+        for (int64_t i = 0; biases != NULL && i < biases[part]->shape[0]; i++)
+            bias[first_row + i] = mst_load_element(biases[part]->data, biases[part]->dtype,
+                                                   i * biases[part]->strides[0]);
+        first_row += weights[part]->shape[0];
+    }
+}
+
+/* Packs into host memory and takes that to the device. */
+static mstar_status send_parts(const mstar_linear *linear, const mstar_tensor *const *weights,
+                               const mstar_tensor *const *biases, int32_t num_parts,
+                               size_t bias_bytes)
+{
+    const mst_backend *backend = linear->device->backend;
+    mstar_stream *stream;
+    void *packed, *bias = NULL;
+    MST_TRY(mst_alloc_zero(linear->packed_bytes, "packed weights", &packed));
+    mstar_status status = mst_alloc_zero(bias_bytes, "bias", &bias);
+    if (status == MSTAR_OK)
+        status = mstar_stream_create(linear->device, 1, &stream);
+    if (status == MSTAR_OK) {
+        pack_parts(linear, weights, biases, num_parts, packed, bias);
+        status = backend->copy(stream, linear->packed, packed, linear->packed_bytes);
+        if (status == MSTAR_OK)
+            status = backend->copy(stream, linear->bias, bias, bias_bytes);
+        if (status == MSTAR_OK)
+            status = backend->stream_synchronize(stream);
+        mstar_stream_destroy(stream);
+    }
+    mst_free(packed);
+    mst_free(bias);
+    return status;
+}
+
+/* biases NULL: none. What there is of the memory belongs to the linear, failed or not. */
+static mstar_status fill_linear(mstar_linear *linear, const mstar_tensor *const *weights,
+                                const mstar_tensor *const *biases, int32_t num_parts)
+{
+    mstar_device *device = linear->device;
+    const mst_backend *backend = device->backend;
+    size_t bias_bytes =
+        (size_t)mst_round_up(linear->shape.out_features, MST_LINEAR_PAD) * sizeof(float);
+    void *memory = NULL;
+    linear->packed_bytes = backend->linear_packed_bytes(device, &linear->shape);
+    MST_TRY(backend->memory_alloc(device, linear->packed_bytes, &linear->packed));
+    MST_TRY(backend->memory_alloc(device, bias_bytes, &memory));
+    linear->bias = memory;
+    if (backend->kind == MSTAR_DEVICE_CPU)
+        pack_parts(linear, weights, biases, num_parts, linear->packed, linear->bias);
+    else
+        MST_TRY(send_parts(linear, weights, biases, num_parts, bias_bytes));
+    return backend->linear_prepare == NULL ? MSTAR_OK
+                                           : backend->linear_prepare(device, &linear->shape);
+}
+
+static void free_linear(mstar_linear *linear)
+{
+    if (linear->bias != NULL)
+        linear->device->backend->memory_free(linear->device, linear->bias);
+    if (linear->packed != NULL)
+        linear->device->backend->memory_free(linear->device, linear->packed);
+    mst_free(linear);
+}
+
 mstar_status mstar_linear_create(mstar_device *device, const mstar_linear_desc *desc,
                                  const mstar_tensor *const *weights,
                                  const mstar_tensor *const *biases, int32_t num_parts,
@@ -103,41 +176,24 @@ mstar_status mstar_linear_create(mstar_device *device, const mstar_linear_desc *
     mstar_linear_desc full;
     mstar_linear_desc_init(&full);
     MST_TRY(mst_desc_read("desc", desc, &full, sizeof full));
-    MST_TRY(check_desc(&full));
+    MST_TRY(check_desc(device, &full));
     mst_linear_shape shape = {0, 0, full.weight_dtype, full.activation};
     bool has_bias;
     MST_TRY(check_parts(weights, biases, num_parts, &shape, &has_bias));
 
-    const mst_backend *backend = device->backend;
-    mstar_status status = MSTAR_OK;
     void *memory;
     MST_TRY(mst_alloc_zero(sizeof(mstar_linear), "linear", &memory));
     mstar_linear *made = memory;
     made->device = device;
     made->shape = shape;
-    made->packed_bytes = backend->linear_packed_bytes(device, &shape);
-    MST_TRY_GOTO(backend->memory_alloc(device, made->packed_bytes, &made->packed), failed);
-    size_t bias_bytes = (size_t)mst_round_up(shape.out_features, MST_LINEAR_PAD) * sizeof(float);
-    MST_TRY_GOTO(backend->memory_alloc(device, bias_bytes, &memory), failed);
-    made->bias = memory;
-
-    int64_t first_row = 0;
-    for (int32_t part = 0; part < num_parts; part++) {
-        backend->linear_pack(device, &shape, weights[part], first_row, made->packed);
-        for (int64_t i = 0; has_bias && i < biases[part]->shape[0]; i++)
-            made->bias[first_row + i] = mst_load_element(biases[part]->data, biases[part]->dtype,
-                                                         i * biases[part]->strides[0]);
-        first_row += weights[part]->shape[0];
+    mstar_status status = fill_linear(made, weights, has_bias ? biases : NULL, num_parts);
+    if (status != MSTAR_OK) {
+        free_linear(made);
+        return status;
     }
     mst_device_retain(device);
     *linear = made;
     return MSTAR_OK;
-
-failed:
-    if (made->packed != NULL)
-        backend->memory_free(device, made->packed);
-    mst_free(made);
-    return status;
 }
 
 void mstar_linear_destroy(mstar_linear *linear)
@@ -145,9 +201,7 @@ void mstar_linear_destroy(mstar_linear *linear)
     if (linear == NULL)
         return;
     mstar_device *device = linear->device;
-    device->backend->memory_free(device, linear->bias);
-    device->backend->memory_free(device, linear->packed);
-    mst_free(linear);
+    free_linear(linear);
     mst_device_release(device);
 }
 

@@ -18,6 +18,11 @@ bool card_is_real(void)
     return card != NULL;
 }
 
+bool card_is_mock(const mstar_device *device)
+{
+    return card == NULL && device->backend->kind == MSTAR_DEVICE_CUDA;
+}
+
 mstar_device *card_open(void)
 {
     mstar_device *device = NULL;

@@ -15,6 +15,8 @@
 void card_choose(int argc, char **argv);
 /* Whether a card was named: other levels are then left out. */
 bool card_is_real(void);
+/* Whether the device is the mock's, where large products take long. */
+bool card_is_mock(const mstar_device *device);
 /* Opens it; the name for messages is "cuda". */
 mstar_device *card_open(void);
 /* Closes a device of either kind; of the mock's, sees that nothing is left. */

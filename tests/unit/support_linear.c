@@ -7,14 +7,16 @@
 #define U 0x1p-24
 
 static const char *const isas[CHECK_NUM_ISAS] = CHECK_ISAS;
-linear_level linear_levels[CHECK_NUM_ISAS];
+linear_level linear_levels[CHECK_NUM_ISAS + 1];
 int linear_num_levels;
 
 int linear_set_up(void **state)
 {
     (void)state;
-    for (int i = 0; i < CHECK_NUM_ISAS; i++) {
-        linear_level l = {.isa = isas[i], .device = check_open(isas[i], 4)};
+    for (int i = card_is_real() ? CHECK_NUM_ISAS : 0; i <= CHECK_NUM_ISAS; i++) {
+        bool cuda = i == CHECK_NUM_ISAS;
+        linear_level l = {.isa = cuda ? "cuda" : isas[i],
+                          .device = cuda ? card_open() : check_open(isas[i], 4)};
         if (l.device == NULL)
             continue;
         const int32_t threads[3] = {1, 3, -1};
@@ -31,7 +33,7 @@ int linear_tear_down(void **state)
     for (int i = 0; i < linear_num_levels; i++) {
         for (int s = 0; s < 3; s++)
             mstar_stream_destroy(linear_levels[i].streams[s]);
-        CHECK_OK(mstar_device_close(linear_levels[i].device));
+        card_close(linear_levels[i].device);
     }
     assert_int_equal(check_live_allocations(), 0);
     return 0;
@@ -102,7 +104,8 @@ static double wide_x[LINEAR_MAX_K];
 
 bool linear_has_dots(const linear_level *l, mstar_dtype panel)
 {
-    bool dots = strcmp(l->isa, "avx512bf16") == 0 || strcmp(l->isa, "amx") == 0;
+    bool dots = strcmp(l->isa, "avx512bf16") == 0 || strcmp(l->isa, "amx") == 0 ||
+                strcmp(l->isa, "cuda") == 0;
     return dots && panel == MSTAR_DTYPE_BF16;
 }
 

@@ -10,7 +10,7 @@
 #define SUPPORT_LINEAR_H
 
 #include "base/base.h"
-#include "support_check.h"
+#include "support_card.h"
 
 enum { LINEAR_MAX_K = 1536, LINEAR_MAX_N = 1152, LINEAR_MAX_ROWS = 300 };
 
@@ -23,8 +23,9 @@ typedef struct linear_level {
     mstar_stream *streams[3]; /* one, three and four threads */
 } linear_level;
 
-/* The levels of this machine, opened by linear_set_up and closed by linear_tear_down. */
-extern linear_level linear_levels[CHECK_NUM_ISAS];
+/* The levels of this machine, and the GPU's (support_card.h), opened by linear_set_up and closed by
+ * linear_tear_down. */
+extern linear_level linear_levels[CHECK_NUM_ISAS + 1];
 extern int linear_num_levels;
 int linear_set_up(void **state);
 int linear_tear_down(void **state);

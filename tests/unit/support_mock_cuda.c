@@ -5,18 +5,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <fenv.h>
+
 #include "mock_simt.h"
 #include "support_check.h"
+#include "support_mock_blas.h"
 
 static mock_cuda mock;
 
 /* One launch, with a copy of its arguments. */
 typedef struct mock_launch {
-    const mst_cuda_kernel *kernel;
+    const mst_cuda_kernel *kernel; /* NULL: a call */
+    mock_call_function *call;
     unsigned grid_x, grid_y, threads;
     union {
         mst_cuda_attn_args attn;
         mst_cuda_row_args rows;
+        unsigned char call[MOCK_CALL_BYTES];
     } args;
 } mock_launch;
 
@@ -357,11 +362,40 @@ static bool is_attention(const mst_cuda_kernel *kernel)
     return strcmp(kernel->op, "attention") == 0;
 }
 
+/* A card does not compute by the host's floating-point mode. */
 static int run(const mock_launch *launch)
 {
-    return is_attention(launch->kernel)
-               ? mock_attention_run(&mock, launch->kernel, &launch->args.attn, launch->grid_x)
-               : run_rows(launch);
+    fenv_t mode;
+    (void)fegetenv(&mode);
+    (void)fesetenv(FE_DFL_ENV);
+    int result = 0;
+    if (launch->kernel == NULL)
+        launch->call(launch->args.call);
+    else
+        result = is_attention(launch->kernel)
+                     ? mock_attention_run(&mock, launch->kernel, &launch->args.attn, launch->grid_x)
+                     : run_rows(launch);
+    (void)fesetenv(&mode);
+    return result;
+}
+
+static int run_or_record(void *stream, const mock_launch *launch)
+{
+    mock.launches++;
+    if (mock.capturing == NULL || mock.capturing != stream)
+        return run(launch);
+    mock_graph *graph = mock.recorded;
+    graph->launches =
+        realloc(graph->launches, (size_t)(graph->count + 1) * sizeof *graph->launches);
+    memcpy(&graph->launches[graph->count++], launch, sizeof *launch);
+    return 0;
+}
+
+int mock_cuda_call(void *stream, mock_call_function *call, const void *args, size_t bytes)
+{
+    mock_launch launch = {.call = call};
+    memcpy(launch.args.call, args, bytes);
+    return run_or_record(stream, &launch);
 }
 
 static int m_launch(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -377,20 +411,13 @@ static int m_launch(void *function, unsigned grid_x, unsigned grid_y, unsigned g
         memcpy(&launch.args.attn, arguments[0], sizeof launch.args.attn);
     else
         memcpy(&launch.args.rows, arguments[0], sizeof launch.args.rows);
-    mock.launches++;
     mock.grid = grid_x;
     (void)snprintf(mock.kernel, sizeof mock.kernel, "%s", launch.kernel->symbol);
     if (grid_x < 1 || grid_x > INT32_MAX || grid_y < 1 || grid_y > (attention ? 1 : 65535) ||
         grid_z != 1 || (attention && block_x != 128) || block_y != 1 || block_z != 1 ||
         (int32_t)shared_bytes != launch.kernel->shared_bytes)
         mock_cuda_fault("a launch of the wrong size");
-    if (mock.capturing == NULL || mock.capturing != stream)
-        return run(&launch);
-    mock_graph *graph = mock.recorded;
-    graph->launches =
-        realloc(graph->launches, (size_t)(graph->count + 1) * sizeof *graph->launches);
-    memcpy(&graph->launches[graph->count++], &launch, sizeof launch);
-    return 0;
+    return run_or_record(stream, &launch);
 }
 
 /* ---- graphs: one capture at a time ----------------------------------------------------------- */
@@ -483,6 +510,7 @@ mock_cuda *mock_cuda_install(void)
                        .multiprocessors = 132,
                        .free_bytes = (int64_t)1 << 34};
     mst_cuda_driver_replace(&driver);
+    mock_blas_install();
     return &mock;
 }
 
@@ -494,6 +522,7 @@ mock_cuda *mock_cuda_now(void)
 void mock_cuda_remove(void)
 {
     mst_cuda_driver_replace(NULL);
+    mock_blas_remove();
     assert_int_equal(mock.live, 0);
     assert_int_equal(mock.context_depth, 0);
     assert_string_equal(mock.fault, "");

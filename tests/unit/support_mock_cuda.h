@@ -41,6 +41,10 @@ typedef struct mock_cuda {
     int capture_mode;            /* that this thread's calls go by */
 } mock_cuda;
 
+/* Work of a library's on a stream: runs now, or is recorded with a copy of its arguments. */
+typedef void mock_call_function(const void *args);
+enum { MOCK_CALL_BYTES = 160 };
+int mock_cuda_call(void *stream, mock_call_function *call, const void *args, size_t bytes);
 /* What a launch found wrong; the first one is kept. */
 void mock_cuda_fault(const char *text);
 /* support_mock_attn.c: carries out one launch; 0. */

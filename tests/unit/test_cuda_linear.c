@@ -1,0 +1,313 @@
+/*
+ * test_cuda_linear.c - products of the CUDA backend beside their numbers: which algorithms a shape
+ * may use, what is launched for which operands, graphs, and failed calls. Over the mock; on a card
+ * (`test_cuda_linear cuda:0`) what holds there too.
+ */
+#include <string.h>
+
+#include "cuda/cuda_linear.h"
+#include "support_linear.h"
+#include "support_mock_blas.h"
+#include "support_mock_cuda.h"
+
+static mstar_device *device;
+static linear_level level;
+static linear_weights weights;
+enum { K = 48, N = 40, ROWS = 20 };
+
+static int set_up(void **state)
+{
+    (void)state;
+    check_rng rng = {5};
+    device = card_open();
+    level = (linear_level){.isa = "cuda", .device = device};
+    CHECK_OK(mstar_stream_create(device, -1, &level.streams[0]));
+    weights = linear_weights_make(K, N, MSTAR_DTYPE_F32, false, true, &rng);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    mstar_stream_destroy(level.streams[0]);
+    linear_weights_free(&weights);
+    card_close(device);
+    return 0;
+}
+
+static const mst_cuda_product *product_of(mstar_dtype dtype)
+{
+    const mst_linear_shape shape = {K, N, dtype, MSTAR_ACTIVATION_NONE};
+    return mst_cuda_product_get(mst_cuda_of(device), &shape);
+}
+
+static void members_by_rows(void **state)
+{
+    (void)state;
+    const mst_cuda_class members = {.count = 3, .rows = {16, 256, 4096}};
+    assert_int_equal(mst_cuda_class_member(&members, 1), 0);
+    assert_int_equal(mst_cuda_class_member(&members, 16), 0);
+    assert_int_equal(mst_cuda_class_member(&members, 17), 1);
+    assert_int_equal(mst_cuda_class_member(&members, 257), 2);
+    assert_int_equal(mst_cuda_class_member(&members, 1000000), 2);
+    assert_int_equal(mst_cuda_class_member(&(mst_cuda_class){.count = 0}, 1), -1);
+    assert_int_equal(mst_cuda_linear_distance(1, MSTAR_DTYPE_F32), 4);
+    assert_int_equal(mst_cuda_linear_distance(8, MSTAR_DTYPE_BF16), 8);
+    assert_int_equal(mst_cuda_linear_distance(9, MSTAR_DTYPE_F16), 16);
+}
+
+/* An algorithm of other bits is left out, whatever it was proposed for. */
+static void only_algorithms_of_the_same_bits(void **state)
+{
+    (void)state;
+    if (card_is_real())
+        return;
+    for (int base = 0; base < 2; base++) {
+        mock_blas_now()->down_is_base = base == 1;
+        mstar_dtype dtype = base == 0 ? MSTAR_DTYPE_F32 : MSTAR_DTYPE_BF16;
+        mstar_linear *linear = linear_make(&level, &weights, dtype, MSTAR_ACTIVATION_NONE);
+        const mst_cuda_product *p = product_of(dtype);
+        assert_int_equal(p->wide.count, base == 0 ? 2 : 1);
+        for (int32_t i = 0; i < p->wide.count; i++) {
+            uint64_t id = p->wide.algorithms[i].data[0];
+            assert_int_equal(id == MOCK_BLAS_DOWN, base == 1);
+            assert_int_not_equal(id, MOCK_BLAS_SPLIT);
+        }
+        assert_int_equal(p->narrow.count > 0, base == 1);
+        mstar_linear_destroy(linear);
+    }
+}
+
+/* Where the rows of one algorithm depend on their number, nothing can be promised. */
+static void refuses_rows_that_depend_on_their_number(void **state)
+{
+    (void)state;
+    if (card_is_real())
+        return;
+    const mstar_tensor *list[1] = {&weights.weight_view};
+    mstar_linear *linear;
+    mock_blas_now()->rows_matter = true;
+    CHECK_FAILED(mstar_linear_create(device, NULL, list, NULL, 1, &linear), MSTAR_DEVICE_FAILED,
+                 "depend on how many there are");
+    mock_blas_now()->rows_matter = false;
+    mock_blas_now()->fail_find = MST_BLAS_NOT_SUPPORTED;
+    CHECK_FAILED(mstar_linear_create(device, NULL, list, NULL, 1, &linear), MSTAR_NOT_SUPPORTED,
+                 "no algorithm without split sums for a product of 48 by 40 in f32");
+    mock_blas_now()->fail_find = 0;
+    mock_blas_now()->fail_multiply = 3;
+    CHECK_FAILED(mstar_linear_create(device, NULL, list, NULL, 1, &linear), MSTAR_OUT_OF_MEMORY,
+                 "cuBLASLt 130000");
+    CHECK_OK(mstar_linear_create(device, NULL, list, NULL, 1, &linear));
+    mstar_linear_destroy(linear);
+}
+
+/* What is asked of cuBLASLt alone, and what takes kernels of ours before and after it. */
+static void launches_by_the_operands(void **state)
+{
+    (void)state;
+    if (card_is_real())
+        return;
+    static const struct {
+        mstar_dtype panel, x, out;
+        mstar_activation activation;
+        bool residual, odd_x, odd_out, no_narrow;
+        int64_t launches;
+    } cases[] = {
+        {MSTAR_DTYPE_BF16, MSTAR_DTYPE_BF16, MSTAR_DTYPE_BF16, MSTAR_ACTIVATION_NONE, false, false,
+         false, false, 1},
+        {MSTAR_DTYPE_BF16, MSTAR_DTYPE_BF16, MSTAR_DTYPE_F32, MSTAR_ACTIVATION_NONE, false, false,
+         false, false, 1},
+        {MSTAR_DTYPE_F32, MSTAR_DTYPE_F32, MSTAR_DTYPE_F32, MSTAR_ACTIVATION_NONE, false, false,
+         false, false, 1},
+        {MSTAR_DTYPE_F16, MSTAR_DTYPE_F16, MSTAR_DTYPE_F16, MSTAR_ACTIVATION_NONE, false, false,
+         false, false, 1},
+        {MSTAR_DTYPE_BF16, MSTAR_DTYPE_BF16, MSTAR_DTYPE_BF16, MSTAR_ACTIVATION_NONE, false, false,
+         false, true, 2},
+        {MSTAR_DTYPE_BF16, MSTAR_DTYPE_BF16, MSTAR_DTYPE_F16, MSTAR_ACTIVATION_NONE, false, false,
+         false, false, 2},
+        {MSTAR_DTYPE_BF16, MSTAR_DTYPE_BF16, MSTAR_DTYPE_BF16, MSTAR_ACTIVATION_GELU, false, false,
+         false, false, 2},
+        {MSTAR_DTYPE_BF16, MSTAR_DTYPE_F32, MSTAR_DTYPE_BF16, MSTAR_ACTIVATION_GELU, false, false,
+         false, false, 3},
+        {MSTAR_DTYPE_F32, MSTAR_DTYPE_F32, MSTAR_DTYPE_F32, MSTAR_ACTIVATION_NONE, true, false,
+         false, false, 2},
+        {MSTAR_DTYPE_F32, MSTAR_DTYPE_F32, MSTAR_DTYPE_F32, MSTAR_ACTIVATION_NONE, false, true,
+         false, false, 2},
+        {MSTAR_DTYPE_F32, MSTAR_DTYPE_F32, MSTAR_DTYPE_F32, MSTAR_ACTIVATION_NONE, false, false,
+         true, false, 2},
+    };
+    check_rng rng = {6};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        (void)tear_down(NULL);
+        (void)set_up(NULL);
+        mock_blas_now()->no_narrow = cases[i].no_narrow;
+        mstar_linear *linear = linear_make(&level, &weights, cases[i].panel, cases[i].activation);
+        check_rows x = check_rows_make(cases[i].x, ROWS, K, K + (cases[i].odd_x ? 1 : 8));
+        check_rows r = check_rows_make(MSTAR_DTYPE_F32, ROWS, N, N);
+        check_rows out = check_rows_make(cases[i].out, ROWS, N, N + (cases[i].odd_out ? 1 : 0));
+        check_rows_fill(&x, &rng, -1.0, 1.0);
+        check_rows_fill(&r, &rng, -1.0, 1.0);
+        const mstar_tensor *residual = cases[i].residual ? &r.tensor : NULL;
+        int64_t before = mock_cuda_now()->launches;
+        CHECK_OK(card_linear_run(linear, level.streams[0], &x.tensor, residual, &out.tensor));
+        assert_int_equal(mock_cuda_now()->launches - before, cases[i].launches);
+        if (cases[i].panel != MSTAR_DTYPE_F16) { /* x is exact in the panels' dtype or rounded */
+            linear_weights_widen(&weights, cases[i].panel, linear_wide);
+            linear_check_product("launches", &weights, linear_wide,
+                                 linear_has_dots(&level, cases[i].panel), cases[i].activation, &x,
+                                 residual ? &r : NULL, &out);
+        }
+        check_rows_outside(&out, "out");
+        check_rows_unchanged(&x, "x");
+        check_rows_free(&x);
+        check_rows_free(&r);
+        check_rows_free(&out);
+        mstar_linear_destroy(linear);
+    }
+}
+
+/* f16 weights, which processors do not take, against float64. */
+static void f16_is_near(void **state)
+{
+    (void)state;
+    check_rng rng = {7};
+    linear_weights w = linear_weights_make(K, N, MSTAR_DTYPE_F16, false, true, &rng);
+    mstar_linear *linear = linear_make(&level, &w, MSTAR_DTYPE_F16, MSTAR_ACTIVATION_SILU);
+    mstar_linear_info info = {.struct_size = sizeof info};
+    CHECK_OK(mstar_linear_query(linear, &info));
+    assert_string_equal(info.kernel, "cublaslt_f16");
+    assert_int_equal(info.x_dtype, MSTAR_DTYPE_F16);
+    check_rows x = check_rows_make(MSTAR_DTYPE_F16, ROWS, K, K);
+    check_rows out = check_rows_make(MSTAR_DTYPE_F16, ROWS, N, N);
+    check_rows_fill(&x, &rng, -1.0, 1.0);
+    CHECK_OK(card_linear_run(linear, level.streams[0], &x.tensor, NULL, &out.tensor));
+    linear_weights_widen(&w, MSTAR_DTYPE_F16, linear_wide);
+    linear_check_product("f16", &w, linear_wide, false, MSTAR_ACTIVATION_SILU, &x, NULL, &out);
+    check_rows_free(&x);
+    check_rows_free(&out);
+    mstar_linear_destroy(linear);
+    linear_weights_free(&w);
+}
+
+/* A replay has eager's bits in the live rows and leaves the rows of `finish` past them alone. */
+static void replays_have_eagers_bits(void **state)
+{
+    (void)state;
+    enum { PAD = N };
+    check_rng rng = {8};
+    static float host[ROWS * (K + 2 * PAD)];
+    mstar_linear *linear = linear_make(&level, &weights, MSTAR_DTYPE_F32, MSTAR_ACTIVATION_GELU);
+    mstar_buffer *buffer;
+    mstar_graph *graph;
+    mstar_stream *stream = level.streams[0];
+    int64_t rows = ROWS;
+    for (size_t i = 0; i < sizeof host / sizeof host[0]; i++)
+        host[i] = (float)check_uniform(&rng, -1.0, 1.0);
+    CHECK_OK(mstar_buffer_create(device, sizeof host, &buffer));
+    CHECK_OK(mstar_buffer_upload(buffer, stream, 0, host, sizeof host));
+    float *data = mstar_buffer_get_data(buffer);
+    mstar_tensor x = mstar_tensor_make(data, MSTAR_DTYPE_F32, 2, (const int64_t[]){ROWS, K});
+    mstar_tensor eager =
+        mstar_tensor_make(data + ROWS * K, MSTAR_DTYPE_F32, 2, (const int64_t[]){ROWS, N});
+    mstar_tensor replayed =
+        mstar_tensor_make(data + ROWS * (K + N), MSTAR_DTYPE_F32, 2, (const int64_t[]){ROWS, N});
+    x.device_kind = eager.device_kind = replayed.device_kind = MSTAR_DEVICE_CUDA;
+    CHECK_OK(mstar_linear_run(linear, stream, &x, NULL, &eager));
+    CHECK_OK(mstar_stream_set_rows(stream, &rows));
+    CHECK_OK(mstar_graph_capture_begin(stream));
+    CHECK_OK(mstar_linear_run(linear, stream, &x, NULL, &replayed));
+    CHECK_OK(mstar_graph_capture_end(stream, &graph));
+    CHECK_OK(mstar_stream_set_rows(stream, NULL));
+    rows = 7;
+    CHECK_OK(mstar_graph_replay(graph, stream));
+    static float back[ROWS * (K + 2 * PAD)];
+    CHECK_OK(mstar_buffer_download(buffer, stream, 0, back, sizeof back));
+    CHECK_OK(mstar_stream_synchronize(stream));
+    const float *from = back + ROWS * K, *to = back + ROWS * (K + N);
+    assert_memory_equal(to, from, 7 * N * sizeof(float));
+    assert_memory_equal(to + 7 * N, host + ROWS * (K + N) + 7 * N, (ROWS - 7) * N * sizeof(float));
+    rows = ROWS + 1;
+    CHECK_INVALID(mstar_graph_replay(graph, stream), "linear: the live row count is 21");
+    rows = ROWS;
+    CHECK_OK(mstar_graph_replay(graph, stream));
+    CHECK_OK(mstar_buffer_download(buffer, stream, 0, back, sizeof back));
+    CHECK_OK(mstar_stream_synchronize(stream));
+    assert_memory_equal(to, from, ROWS * N * sizeof(float));
+    mstar_graph_destroy(graph);
+    mstar_buffer_destroy(buffer);
+    mstar_linear_destroy(linear);
+}
+
+static mstar_status make_and_drop(void *context)
+{
+    const mstar_tensor *list[1] = {&weights.weight_view};
+    mstar_linear *linear;
+    (void)context;
+    MST_TRY(mstar_linear_create(device, NULL, list, NULL, 1, &linear));
+    mstar_linear_destroy(linear);
+    return MSTAR_OK;
+}
+
+static mstar_status make_on_a_fresh_device(void *context)
+{
+    mstar_device *usual = device, *fresh;
+    MST_TRY(mock_cuda_open(&fresh));
+    device = fresh;
+    mstar_status status = make_and_drop(context);
+    device = usual;
+    mock_cuda_close(fresh);
+    return status;
+}
+
+/* Every driver call and allocation of create, failed once: told, nothing left, fine after. */
+static void create_survives_failed_calls(void **state)
+{
+    (void)state;
+    if (card_is_real())
+        return;
+    mock_cuda *mock = mock_cuda_now();
+    const mock_call calls[] = {MOCK_memory_alloc, MOCK_memory_set, MOCK_copy, MOCK_stream_create,
+                               MOCK_stream_synchronize};
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        for (int64_t number = 1; number < 100; number++) {
+            mstar_status status;
+            (void)tear_down(NULL);
+            (void)set_up(NULL);
+            mock = mock_cuda_now();
+            mock->fail_call = calls[i];
+            mock->fail_after = number;
+            mock->fail_result = 999;
+            status = make_and_drop(NULL);
+            bool failed = mock->fail_after == 0;
+            mock->fail_after = 0;
+            if (!failed)
+                break;
+            if (status != MSTAR_OK) /* a trial that fails leaves its algorithm out */
+                CHECK_FAILED(status, MSTAR_DEVICE_FAILED, "MOCK_ERROR_999");
+            CHECK_OK(make_and_drop(NULL));
+        }
+    }
+    (void)tear_down(NULL);
+    (void)set_up(NULL);
+    mock_blas_now()->fail_create = 1;
+    CHECK_FAILED(make_and_drop(NULL), MSTAR_DEVICE_FAILED, "starting cuBLASLt");
+    mock_blas_now()->fail_create = 0;
+    CHECK_OK(make_and_drop(NULL));
+    assert_true(check_alloc_faults(make_on_a_fresh_device, NULL) >= 6);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(members_by_rows),
+        cmocka_unit_test_setup_teardown(only_algorithms_of_the_same_bits, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(refuses_rows_that_depend_on_their_number, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(launches_by_the_operands, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(f16_is_near, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(replays_have_eagers_bits, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(create_survives_failed_calls, set_up, tear_down),
+    };
+    card_choose(argc, argv);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

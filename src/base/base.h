@@ -179,6 +179,11 @@ void mst_parallel_for(mst_pool *pool, int32_t max_threads, int32_t num_tasks, ms
                       void *context);
 /* Tells the processor that this thread is waiting in a loop. */
 void mst_pause(void);
+/* Sleeps while the word, an _Atomic uint32_t (which C++ does not know), is `seen`; may return
+ * early. Nothing of it outlives a fork. */
+void mst_sleep_on(void *word, uint32_t seen);
+/* Wakes up to count of those who sleep on the word. */
+void mst_wake_on(void *word, int32_t count);
 
 /* ---- threads.c: how many --------------------------------------------------------------------- */
 

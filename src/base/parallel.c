@@ -130,14 +130,14 @@ static void fp_mode_set(fp_mode mode)
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-static void futex_wait(_Atomic uint32_t *word, uint32_t seen)
+void mst_sleep_on(void *word, uint32_t seen)
 {
-    (void)syscall(SYS_futex, (void *)word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+    (void)syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
 }
 
-static void futex_wake(_Atomic uint32_t *word, int32_t count)
+void mst_wake_on(void *word, int32_t count)
 {
-    (void)syscall(SYS_futex, (void *)word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
+    (void)syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
 }
 
 static int64_t now_ns(void)
@@ -220,7 +220,7 @@ static void leave_job(mst_pool *pool)
     atomic_fetch_and_explicit(&pool->state, ACTIVE_MASK, memory_order_relaxed);
     uint32_t before = atomic_fetch_sub(&pool->state, 1);
     if ((before & ACTIVE_MASK) == 1 && atomic_load(&pool->caller_sleeps) != 0)
-        futex_wake(&pool->state, 1);
+        mst_wake_on(&pool->state, 1);
 }
 
 static void *worker_main(void *argument)
@@ -242,7 +242,7 @@ static void *worker_main(void *argument)
         uint32_t seen = atomic_load(&pool->wake);
         atomic_fetch_add(&pool->sleepers, 1);
         if (atomic_load(&pool->state) < SLOT_UNIT && atomic_load(&pool->stop) == 0)
-            futex_wait(&pool->wake, seen);
+            mst_sleep_on(&pool->wake, seen);
         atomic_fetch_sub(&pool->sleepers, 1);
     }
     return NULL;
@@ -304,7 +304,7 @@ static void run_on_workers(mst_pool *pool, uint32_t slots, pool_job *job)
     uint32_t sleepers = atomic_load(&pool->sleepers);
     if (sleepers > 0) {
         atomic_fetch_add(&pool->wake, 1);
-        futex_wake(&pool->wake, (int32_t)(sleepers < slots ? sleepers : slots));
+        mst_wake_on(&pool->wake, (int32_t)(sleepers < slots ? sleepers : slots));
     }
     run_tasks(job);
     atomic_fetch_and_explicit(&pool->state, ACTIVE_MASK, memory_order_acquire);
@@ -314,7 +314,7 @@ static void run_on_workers(mst_pool *pool, uint32_t slots, pool_job *job)
         atomic_store(&pool->caller_sleeps, 1);
         uint32_t state = atomic_load(&pool->state);
         if ((state & ACTIVE_MASK) != 0)
-            futex_wait(&pool->state, state);
+            mst_sleep_on(&pool->state, state);
         atomic_store(&pool->caller_sleeps, 0);
     }
 }
@@ -384,7 +384,7 @@ void mst_pool_destroy(mst_pool *pool)
     if (pool->generation == atomic_load_explicit(&fork_generation, memory_order_relaxed)) {
         atomic_store(&pool->stop, 1);
         atomic_fetch_add(&pool->wake, 1);
-        futex_wake(&pool->wake, INT32_MAX);
+        mst_wake_on(&pool->wake, INT32_MAX);
         for (int32_t i = 0; i < pool->num_workers; i++)
             (void)pthread_join(pool->workers[i].thread, NULL);
     }

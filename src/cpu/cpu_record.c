@@ -7,25 +7,26 @@
  *
  * A replay prepares every launch (row counts and plans are read here, once), then one team goes
  * through the waves: each member takes the next free task of the present wave, and when none is
- * left waits until those that others took are done. There is one wake-up for the whole graph. A
+ * left waits until those that others took are done: it looks for a while, then sleeps. (Offering
+ * the processor again and again instead costs a time slice of another process's each time, where
+ * there is one.) There is one wake-up for the whole graph while nobody sleeps. A
  * team of one, as on a stream of one thread, never waits. Nobody waits for a member that has not
  * come, so a host's pool may run the members one after another.
  */
-#include <sched.h>
 #include <string.h>
 
 #include "cpu/cpu_launch.h"
 
-/* Looks at a wave's counter before the processor is offered to others: some ten microseconds, as
- * long as a wave's last tasks differ. With more threads than cores, who looks keeps another from
- * working: none then. */
-#define SPIN_LOOKS 512
+/* Looks at a wave's counter before sleeping: some thirty microseconds, as long as the pool's own
+ * threads look. With more threads than cores, who looks keeps another from working: none then. */
+#define SPIN_LOOKS 1500
 
 typedef struct wave {
-    _Alignas(MST_CACHE_LINE) _Atomic int32_t next; /* task to take */
-    _Alignas(MST_CACHE_LINE) _Atomic int32_t done; /* tasks finished */
-    int32_t tasks;                                 /* of this replay */
-    int64_t first, count;                          /* launches */
+    _Alignas(MST_CACHE_LINE) _Atomic int32_t next;  /* task to take */
+    _Alignas(MST_CACHE_LINE) _Atomic uint32_t done; /* tasks finished; who waits sleeps on it */
+    _Atomic uint32_t sleepers;
+    int32_t tasks;        /* of this replay */
+    int64_t first, count; /* launches */
 } wave;
 
 typedef struct recorded {
@@ -202,6 +203,7 @@ static mstar_status prepare(cpu_graph *g, int32_t max_threads, int32_t *team)
         at->tasks = (int32_t)tasks;
         atomic_store_explicit(&at->next, 0, memory_order_relaxed);
         atomic_store_explicit(&at->done, 0, memory_order_relaxed);
+        atomic_store_explicit(&at->sleepers, 0, memory_order_relaxed);
         widest = at->tasks > widest ? at->tasks : widest;
     }
     atomic_store_explicit(&g->failed, false, memory_order_relaxed);
@@ -219,15 +221,26 @@ static void run_task(cpu_graph *g, const wave *at, int32_t task)
         atomic_store_explicit(&g->failed, true, memory_order_relaxed);
 }
 
-static void wait_for(const wave *at, int32_t spin_looks)
+static void wait_for(wave *at, int32_t spin_looks)
 {
-    int32_t looks = 0;
-    while (atomic_load_explicit(&at->done, memory_order_acquire) != at->tasks) {
-        if (++looks > spin_looks)
-            (void)sched_yield();
-        else
-            mst_pause();
+    uint32_t tasks = (uint32_t)at->tasks, done = 0;
+    for (int32_t looks = 0; looks <= spin_looks; looks++) {
+        if (atomic_load_explicit(&at->done, memory_order_acquire) == tasks)
+            return;
+        mst_pause();
     }
+    /* either who finishes the wave sees this sleeper, or this thread sees the wave finished */
+    atomic_fetch_add(&at->sleepers, 1);
+    while ((done = atomic_load(&at->done)) != tasks)
+        mst_sleep_on(&at->done, done);
+}
+
+/* Tells the wave that this member has finished so many of its tasks. */
+static void tell(wave *at, int32_t finished)
+{
+    uint32_t done = atomic_fetch_add(&at->done, (uint32_t)finished) + (uint32_t)finished;
+    if (done == (uint32_t)at->tasks && atomic_load(&at->sleepers) > 0)
+        mst_wake_on(&at->done, INT32_MAX);
 }
 
 static void member(void *context, int32_t index)
@@ -247,7 +260,7 @@ static void member(void *context, int32_t index)
             finished++;
         }
         if (finished > 0)
-            atomic_fetch_add_explicit(&at->done, finished, memory_order_acq_rel);
+            tell(at, finished);
         wait_for(at, g->spin_looks);
     }
 }

@@ -1,6 +1,8 @@
 """mstar graphs: buckets from token counts and from texts, the document, the table, the picture."""
 import json
 import math
+import os
+import pathlib
 import random
 import xml.etree.ElementTree
 
@@ -336,6 +338,16 @@ class Show(ProgramTest):
                 self.assertGreaterEqual(float(bar.get("height")), 0)
                 self.assertLessEqual(float(bar.get("x")) + float(bar.get("width")), right + 0.2)
         self.assertIn("6 buckets", out.decode())
+
+    def test_picture_of_the_documents(self):
+        """docs/graphs.svg is what its page says: the plan of a mix that lies in bench/problems."""
+        source = pathlib.Path(os.environ["MSTAR_TEST_SOURCE"])
+        mixes = json.loads((source / "bench/problems/text-mixes.json").read_text())
+        counts = next(mix["lens"] for mix in mixes if mix["name"] == "C1")
+        self.ok("graphs", "plan", "--lengths", "-", "--batch-size", 8, "--max-buckets", 12, "-o",
+                self.path("c1.json"), stdin=lines(counts))
+        out, _ = self.ok("graphs", "show", self.path("c1.json"), "--svg", "-")
+        self.assertEqual(out.decode(), (source / "docs/graphs.svg").read_text())
 
     def spoil(self, change, *words):
         document = json.loads(json.dumps(self.document))

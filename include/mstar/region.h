@@ -43,8 +43,9 @@ MSTAR_API mstar_status mstar_region_runner_create(mstar_device *device,
                                                   const mstar_region_runner_desc *desc,
                                                   mstar_region_runner **runner);
 MSTAR_API void mstar_region_runner_destroy(mstar_region_runner *runner);
-/* Makes the static inputs of every shape and slot and claims the resources' buffers. A shape whose
- * inputs cannot be made is dropped. */
+/* Makes the static inputs of every shape and slot, claims the resources' buffers, and runs each
+ * region once and records it once to make its results' buffers and count its graph: after it the
+ * info tells every byte. A shape for which some of it fails is dropped. */
 MSTAR_API mstar_status mstar_region_runner_prepare(mstar_region_runner *runner);
 /* Captures every shape, largest first. A failure drops the shape, all slots of it, and is logged;
  * with MSTAR_REQUIRE_ACCELERATOR_GRAPHS=1 it is an error. */
@@ -117,7 +118,7 @@ typedef struct mstar_region_runner_info {
     int32_t num_slots;
     int64_t num_shapes, num_captured;
     int64_t num_handles; /* padding handles in use, from first_handle down */
-    size_t static_input_bytes, output_bytes, graph_bytes;
+    size_t static_input_bytes, output_bytes, graph_bytes; /* known when prepared */
     int64_t capture_ns;
     int64_t replays, refused; /* refused: runs without a capture */
     int64_t tokens, padding_tokens;

@@ -41,6 +41,7 @@ struct mstar_region_runner {
     bool leased;           /* leased_slot is for the next run */
     int32_t leased_slot;
     mst_tuning tuning;
+    mstar_status first_failure; /* of a shape */
     mstar_region_runner_info info;
 };
 

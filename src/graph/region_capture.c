@@ -86,8 +86,10 @@ static mstar_status make_inputs(mstar_region_runner *runner, int64_t shape, int3
     return MSTAR_OK;
 }
 
-static void drop(mstar_region_runner *runner, int64_t shape)
+static void drop(mstar_region_runner *runner, int64_t shape, mstar_status status)
 {
+    if (runner->first_failure == MSTAR_OK)
+        runner->first_failure = status;
     const mstar_capture_shape *dropped = &runner->shapes.items[shape];
     runner->captured[shape] = 0;
     for (int32_t slot = 0; slot < runner->num_slots; slot++) {
@@ -116,28 +118,6 @@ static mstar_status claim(mstar_region_runner *runner)
         mst_claim_leases(runner->resources, runner->node, leases, count, runner->key_info);
     mst_free(leases);
     return status;
-}
-
-mstar_status mstar_region_runner_prepare(mstar_region_runner *runner)
-{
-    MST_TRY(mst_check_not_null("runner", runner));
-    if (runner->phase != MST_RUNNER_NEW)
-        return mst_fail(MSTAR_OUT_OF_ORDER, "region %s has been prepared already",
-                        runner->key_info);
-    runner->phase = MST_RUNNER_PREPARED;
-    for (int64_t i = 0; i < runner->shapes.count; i++) {
-        runner->captured[i] = 1;
-        for (int32_t slot = 0; slot < runner->num_slots && runner->captured[i]; slot++) {
-            if (make_inputs(runner, i, slot) != MSTAR_OK)
-                drop(runner, i);
-        }
-    }
-    if (runner->resources == NULL)
-        return MSTAR_OK;
-    for (; runner->handles_added < runner->num_handles; runner->handles_added++)
-        MST_TRY(mstar_resources_add_request(runner->resources,
-                                            runner->first_handle - runner->handles_added));
-    return claim(runner);
 }
 
 /* ---- capture --------------------------------------------------------------------------------- */
@@ -200,6 +180,13 @@ static mstar_status copy_out(mstar_region_runner *runner, const mst_region_captu
             return mst_fail(MSTAR_INVALID_ARGUMENT,
                             "result \"%.64s\" of the warm-up is not there in the capture",
                             to->name);
+        for (int32_t dim = 0; dim < to->tensor.rank; dim++) {
+            if (from->rank != to->tensor.rank || from->dtype != to->tensor.dtype ||
+                from->shape[dim] != to->tensor.shape[dim])
+                return mst_fail(MSTAR_INVALID_ARGUMENT,
+                                "result \"%.64s\" has another dtype or shape than in the warm-up",
+                                to->name);
+        }
         for (int32_t dim = 0; dim < to->tensor.rank; dim++)
             bytes *= (size_t)to->tensor.shape[dim];
         if (bytes > 0)
@@ -238,40 +225,112 @@ static mstar_status specialise(mstar_region_runner *runner, const mst_region_cap
     return MSTAR_OK;
 }
 
-static mstar_status capture_slot(mstar_region_runner *runner, int64_t index, int32_t slot)
+/* Plans and warms up, so that a recording may follow; *context is of the dummy step. The first run
+ * tells the results' shapes. */
+static mstar_status ready_slot(mstar_region_runner *runner, int64_t index, int32_t slot,
+                               int32_t warmups, mstar_step_context *context, mstar_tensors *results)
 {
     const mstar_capture_shape *shape = &runner->shapes.items[index];
     mst_region_capture *capture = &runner->captures[index * runner->num_slots + slot];
-    mstar_tensors results = {NULL, 0, 0};
+    int declared;
     capture->num_tokens = shape->total_tokens;
     capture->num_requests = shape->bs;
     MST_TRY(mst_region_handles(runner, slot, NULL, 0, shape->bs));
-    mstar_step_context context =
-        mst_region_context(runner, capture, runner->handles, shape->bs, shape->bs);
-    context.capturing = 1;
-    mstar_status status = MSTAR_OK;
-    int declared;
-    /* at least one run tells the results' shapes */
-    int32_t warmups = runner->num_warmups > 0 ? runner->num_warmups : 1;
-    for (int32_t i = 0; i <= warmups && status == MSTAR_OK; i++) {
-        status = mst_region_plan(runner, &context, shape->seq_lens, shape->bs, &declared);
-        if (status == MSTAR_OK && i < warmups) {
-            status = run_region(runner, capture, &context, &results);
-            mst_region_reset_padding(runner, &context, 0);
-        }
-        if (status == MSTAR_OK && i == 0)
-            status = make_outputs(runner, capture, &results);
+    *context = mst_region_context(runner, capture, runner->handles, shape->bs, shape->bs);
+    context->capturing = 1;
+    for (int32_t i = 0; i <= warmups; i++) {
+        MST_TRY(mst_region_plan(runner, context, shape->seq_lens, shape->bs, &declared));
+        if (i == warmups)
+            break;
+        mstar_status status = run_region(runner, capture, context, results);
+        mst_region_reset_padding(runner, context, 0);
+        MST_TRY(status);
+        if (capture->out == NULL)
+            MST_TRY(make_outputs(runner, capture, results));
     }
+    return MSTAR_OK;
+}
+
+/* Readies and records; *bytes: of the graph. */
+static mstar_status record_slot(mstar_region_runner *runner, int64_t index, int32_t slot,
+                                int32_t warmups, size_t *bytes)
+{
+    mst_region_capture *capture = &runner->captures[index * runner->num_slots + slot];
+    mstar_tensors results = {NULL, 0, 0};
+    mstar_step_context context = {.num_padded_requests = 0};
+    mstar_status status = ready_slot(runner, index, slot, warmups, &context, &results);
     if (status == MSTAR_OK)
         status = record(runner, capture, &context, &results);
     /* a batched region's padding rows are used at every replay and keep their storage */
     mst_region_reset_padding(runner, &context, runner->config->info.type == MSTAR_PIECEWISE_PACKED);
     mstar_tensors_release(&results);
     MST_TRY(status);
-    MST_TRY(specialise(runner, capture));
     mstar_graph_info info = {.struct_size = sizeof info};
     MST_TRY(mstar_graph_query(capture->graph, &info));
-    runner->info.graph_bytes += info.bytes;
+    *bytes = info.bytes;
+    return MSTAR_OK;
+}
+
+static mstar_status capture_slot(mstar_region_runner *runner, int64_t index, int32_t slot)
+{
+    size_t bytes;
+    MST_TRY(record_slot(runner, index, slot, runner->num_warmups, &bytes));
+    MST_TRY(specialise(runner, &runner->captures[index * runner->num_slots + slot]));
+    runner->info.graph_bytes += bytes;
+    return MSTAR_OK;
+}
+
+/* A recording that is thrown away: how large the results are, and the graph. */
+static mstar_status count_slot(mstar_region_runner *runner, int64_t index, int32_t slot)
+{
+    mst_region_capture *capture = &runner->captures[index * runner->num_slots + slot];
+    size_t bytes;
+    MST_TRY(record_slot(runner, index, slot, 1, &bytes));
+    mstar_graph_destroy(capture->graph);
+    capture->graph = NULL;
+    runner->info.graph_bytes += bytes;
+    return MSTAR_OK;
+}
+
+/* What went wrong with a shape of which some slots were counted does not count. */
+static void count_all(mstar_region_runner *runner)
+{
+    for (int64_t i = 0; i < runner->shapes.count; i++) {
+        int64_t shape = runner->order[i];
+        size_t before = runner->info.graph_bytes;
+        mstar_status status = MSTAR_OK;
+        for (int32_t slot = 0; runner->captured[shape] && slot < runner->num_slots; slot++) {
+            status = count_slot(runner, shape, slot);
+            if (status != MSTAR_OK)
+                drop(runner, shape, status);
+        }
+        if (status != MSTAR_OK)
+            runner->info.graph_bytes = before;
+    }
+}
+
+mstar_status mstar_region_runner_prepare(mstar_region_runner *runner)
+{
+    MST_TRY(mst_check_not_null("runner", runner));
+    if (runner->phase != MST_RUNNER_NEW)
+        return mst_fail(MSTAR_OUT_OF_ORDER, "region %s has been prepared already",
+                        runner->key_info);
+    runner->phase = MST_RUNNER_PREPARED;
+    for (int64_t i = 0; i < runner->shapes.count; i++) {
+        runner->captured[i] = 1;
+        for (int32_t slot = 0; slot < runner->num_slots && runner->captured[i]; slot++) {
+            mstar_status status = make_inputs(runner, i, slot);
+            if (status != MSTAR_OK)
+                drop(runner, i, status);
+        }
+    }
+    for (; runner->resources != NULL && runner->handles_added < runner->num_handles;
+         runner->handles_added++)
+        MST_TRY(mstar_resources_add_request(runner->resources,
+                                            runner->first_handle - runner->handles_added));
+    if (runner->resources != NULL)
+        MST_TRY(claim(runner));
+    count_all(runner);
     return MSTAR_OK;
 }
 
@@ -285,7 +344,7 @@ mstar_status mstar_region_runner_capture(mstar_region_runner *runner)
                             : "region %s has captured already",
                         runner->key_info);
     runner->phase = MST_RUNNER_READY;
-    mstar_status first = MSTAR_OK;
+    runner->info.graph_bytes = 0; /* counted so far */
     int64_t start = mst_runner_now();
     for (int64_t i = 0; i < runner->shapes.count; i++) {
         int64_t shape = runner->order[i];
@@ -293,9 +352,8 @@ mstar_status mstar_region_runner_capture(mstar_region_runner *runner)
         for (int32_t slot = 0; runner->captured[shape] && slot < runner->num_slots; slot++) {
             status = capture_slot(runner, shape, slot);
             if (status != MSTAR_OK)
-                drop(runner, shape);
+                drop(runner, shape, status);
         }
-        first = first != MSTAR_OK ? first : status;
         runner->info.num_captured += runner->captured[shape];
     }
     runner->info.capture_ns = mst_runner_now() - start - runner->info.tuning_ns;
@@ -303,7 +361,7 @@ mstar_status mstar_region_runner_capture(mstar_region_runner *runner)
     if (runner->info.num_captured == runner->shapes.count || required == NULL ||
         strcmp(required, "1") != 0)
         return MSTAR_OK;
-    return mst_fail(first != MSTAR_OK ? first : MSTAR_OUT_OF_MEMORY,
+    return mst_fail(runner->first_failure,
                     "region %s: captured %lld of %lld shapes and %s is 1: %s", runner->key_info,
                     (long long)runner->info.num_captured, (long long)runner->shapes.count,
                     mst_env_name(MST_ENV_REQUIRE_GRAPHS), runner->info.first_failure);

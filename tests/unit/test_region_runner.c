@@ -123,6 +123,39 @@ static void test_batched(void **state)
     region_bench_close(&b);
 }
 
+static int64_t live_bytes(void)
+{
+    mstar_memory_info info = {.struct_size = sizeof info};
+    CHECK_OK(mstar_memory_query(&info));
+    return (int64_t)info.live_bytes;
+}
+
+/* What is told before the captures is what they take: the graphs, and nothing else. */
+static void test_bytes_known_before(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {1, 3}, totals[] = {24, 64};
+    static region_bench b;
+    for (int round = 0; round < 4; round++) {
+        region_bench_open(&b, sizes, 2, round % 2 == 0 ? 0 : 7, totals, 2);
+        mstar_region_runner_desc desc = region_bench_desc(&b);
+        desc.num_slots = 1 + round / 2;
+        CHECK_OK(mstar_region_runner_create(b.device, &desc, &b.runner));
+        CHECK_OK(mstar_region_runner_prepare(b.runner));
+        mstar_region_runner_info before = region_bench_query(&b);
+        int64_t live = live_bytes();
+        assert_true(before.graph_bytes > 0 && before.output_bytes > 0);
+        CHECK_OK(mstar_region_runner_capture(b.runner));
+        mstar_region_runner_info after = region_bench_query(&b);
+        assert_int_equal(after.num_captured, after.num_shapes);
+        assert_int_equal(live_bytes() - live, before.graph_bytes);
+        assert_int_equal(after.graph_bytes, before.graph_bytes);
+        assert_int_equal(after.output_bytes, before.output_bytes);
+        assert_int_equal(after.static_input_bytes, before.static_input_bytes);
+        region_bench_close(&b);
+    }
+}
+
 /* The bench's config once more, to be specialised. */
 static void compile_with(region_bench *b, const char *mode)
 {
@@ -258,8 +291,9 @@ static void test_every_call_fails_once(void **state)
     static region_bench b;
     check_rng rng = {35};
     for (int hook = 0; hook < 2; hook++) {
-        /* two shapes in two slots: inputs 4, captures 3 each */
-        for (int call = 1; call <= (hook == 0 ? 4 : 12); call++) {
+        /* two shapes in two slots: inputs 4; prepare runs and records each, then capture runs twice
+           and records */
+        for (int call = 1; call <= (hook == 0 ? 4 : 20); call++) {
             region_bench_open(&b, sizes, 1, 0, totals, 2);
             *(hook == 0 ? &b.fail_inputs : &b.fail_capture) = call;
             region_bench_start(&b);
@@ -343,6 +377,7 @@ int main(void)
                                        cmocka_unit_test(test_views_and_copies),
                                        cmocka_unit_test(test_many_segments),
                                        cmocka_unit_test(test_batched),
+                                       cmocka_unit_test(test_bytes_known_before),
                                        cmocka_unit_test(test_compile),
                                        cmocka_unit_test(test_without_requests),
                                        cmocka_unit_test(test_can_run_and_lease),

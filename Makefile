@@ -157,7 +157,7 @@ kernels: deps-check ## compile every GPU kernel for one card, and a program with
 	@build/kernels/mstar version | grep 'backends:.* cuda'
 
 # Each of these programs runs over the mock without an argument, and on the card that it is given.
-GPU_TESTS := cuda_attention cuda_rows cuda_linear ops_rows ops_tokens ops_linear ops_linear_bits
+GPU_TESTS := cuda_attention cuda_rows cuda_linear cuda_encoder ops_rows ops_tokens ops_linear ops_linear_bits
 check-gpu: cuda ## the tests of attention and of operations on cuda:0
 	@for test in $(GPU_TESTS); do build/cuda/tests/test_$$test cuda:0 || exit 1; done
 

@@ -49,7 +49,7 @@ int cli_run_embed(const cli_options *options)
     if (code == CLI_OK)
         code = cli_output_open(&output, options->output);
     if (code == CLI_OK)
-        code = cli_session_open_device(&session, options->threads);
+        code = cli_session_open_named(&session, options->device, options->threads);
     if (code == CLI_OK)
         code = cli_session_load(&session, options, options->prompt_name);
     if (code == CLI_OK)

@@ -129,7 +129,7 @@ static void report_model(cli_report *report, const cli_options *options,
 int cli_run_info(const cli_options *options)
 {
     cli_session session = {0};
-    int code = cli_session_open_device(&session, options->threads);
+    int code = cli_session_open_named(&session, options->device, options->threads);
     if (code == CLI_OK && options->model != NULL)
         code = cli_session_load(&session, options, options->prompt_name);
     if (code == CLI_OK) {

@@ -185,7 +185,7 @@ static int prepare(search *s)
 {
     const cli_options *options = s->options;
     bool own_prompt = options->query != NULL && options->query_prompt_name != NULL;
-    int code = cli_session_open_device(&s->session, options->threads);
+    int code = cli_session_open_named(&s->session, options->device, options->threads);
     if (code == CLI_OK && own_prompt) {
         code = cli_session_load(&s->session, options, query_prompt(options));
         if (code == CLI_OK)

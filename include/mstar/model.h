@@ -86,22 +86,24 @@ typedef struct mstar_encoder mstar_encoder;
 
 typedef struct mstar_encoder_desc {
     uint32_t struct_size;
-    mstar_dtype dtype;  /* storage of matrices and tables: F32 (default) or BF16. With BF16, what
-                           products read is rounded to bf16 where the kernels multiply pairs of
-                           bf16; the residual stream and vectors are f32 in both */
+    mstar_dtype dtype;  /* storage of matrices and tables: F32 (default) or BF16, on a GPU also
+                           F16. With BF16, what products read is rounded to bf16 where the kernels
+                           multiply pairs of bf16; the residual stream is f32 in both on a CPU, and
+                           of this dtype on a GPU; vectors are f32 */
     int32_t pooling;    /* -1 as the folder says; else a mstar_pooling */
     int32_t normalize;  /* -1 as the folder says; 0 never; 1 always */
     int64_t max_tokens; /* -1 as the folder says; else from the special tokens to the positions,
                            also above the folder's own limit */
     mstar_truncate truncate;  /* default END */
     int32_t max_batch_tokens; /* tokens of one forward, which bounds the arena; -1: 1024 where all
-                                 threads share it, 256 where a thread has it to itself, and no less
-                                 than max_tokens */
+                                 threads share it, 256 where a thread has it to itself, 8192 on a
+                                 GPU, and no less than max_tokens */
     const char *
         prompt_name; /* a prompt of config_sentence_transformers.json; NULL: its default, "" none */
-    int32_t timing;  /* 1: keep the times that mstar_encoder_query_times tells; default 0 */
-    int32_t graphs;  /* 1: forwards are captured at load, once a bucket, and replayed; the vectors
-                        have the same bits. Not together with timing. Default 0 */
+    int32_t
+        timing; /* 1: keep the times that mstar_encoder_query_times tells, on a CPU; default 0 */
+    int32_t graphs; /* 1: forwards are captured at load, once a bucket, and replayed; the vectors
+                       have the same bits. Not together with timing. Default 0 */
     const int64_t *graph_tokens; /* with graphs: tokens of the buckets, each >= 1; none: four an
                                     octave up to max_batch_tokens, which is always one */
     int64_t num_graph_tokens;

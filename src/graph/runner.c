@@ -42,8 +42,7 @@ const char *mstar_bucket_state_name(mstar_bucket_state state)
 
 /* ---- create ---------------------------------------------------------------------------------- */
 
-static mstar_status check_desc(mstar_device *device, const mstar_graph_runner_desc *desc,
-                               mstar_node_hooks *hooks)
+static mstar_status check_desc(const mstar_graph_runner_desc *desc, mstar_node_hooks *hooks)
 {
     MST_TRY(mst_check_not_null("desc.hooks", desc->hooks));
     mstar_node_hooks_init(hooks);
@@ -67,10 +66,6 @@ static mstar_status check_desc(mstar_device *device, const mstar_graph_runner_de
     MST_TRY(mst_check_range("desc.num_warmups", desc->num_warmups, 0, 100));
     MST_TRY(mst_check_range("desc.free_bytes", desc->free_bytes, -1, INT64_MAX));
     MST_TRY(mst_check_range("desc.floor_bytes", desc->floor_bytes, 0, INT64_MAX));
-    if (device->backend->kind != MSTAR_DEVICE_CPU)
-        return mst_fail(MSTAR_NOT_SUPPORTED,
-                        "device \"%s\": the runner serves CPUs only at present",
-                        device->backend->name);
     return MSTAR_OK;
 }
 
@@ -217,7 +212,7 @@ mstar_status mstar_graph_runner_create(mstar_device *device, const mstar_graph_r
     mstar_graph_runner_desc_init(&desc);
     MST_TRY(mst_desc_read("desc", given, &desc, sizeof desc));
     mstar_node_hooks hooks;
-    MST_TRY(check_desc(device, &desc, &hooks));
+    MST_TRY(check_desc(&desc, &hooks));
     mstar_graph_runner *made;
     MST_TRY(mst_alloc_zero(sizeof *made, "a graph runner", (void **)&made));
     made->device = device;

@@ -69,6 +69,10 @@ static mstar_status make(mst_static_inputs *inputs, mstar_device *device,
                          const mstar_named_tensor *item, mst_static_input **made)
 {
     mst_static_input input = {.dtype = item->tensor.dtype, .rank = item->tensor.rank};
+    if (device->backend->kind != MSTAR_DEVICE_CPU)
+        return mst_fail(MSTAR_NOT_SUPPORTED,
+                        "static input \"%.64s\": inputs are staged on CPUs only at present",
+                        item->name);
     int32_t override = -1;
     for (int64_t i = 0; i < config->num_seq_dims; i++) {
         if (strcmp(config->seq_dims[i].name, item->name) == 0)

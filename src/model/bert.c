@@ -15,6 +15,8 @@ typedef struct forward {
     mstar_stream *stream;
     int64_t tokens;
     mstar_tensor x;             /* [T, hidden] */
+    mstar_tensor sum;           /* what a norm reads: x itself, or a product that x is added to */
+    bool apart;                 /* the latter */
     mstar_tensor q, k, v;       /* [T, H, D], slices of qkv */
     mstar_tensor qkv;           /* [T, 3 hidden] */
     mstar_tensor context;       /* [T, hidden] */
@@ -31,10 +33,14 @@ static mstar_status lay_out(forward *f)
     int64_t qkv_bytes =
         f->tokens * mst_token_stride(3 * hidden) * (int64_t)mstar_dtype_bytes(dtype);
     mstar_tensor *const slices[3] = {&f->q, &f->k, &f->v};
-    f->x = mst_token_rows(f->worker->x, MSTAR_DTYPE_F32, f->tokens, hidden);
-    f->qkv = mst_token_rows(scratch, dtype, f->tokens, 3 * hidden);
-    f->context = mst_token_rows(scratch + qkv_bytes, dtype, f->tokens, hidden);
-    f->middle = mst_token_rows(scratch, dtype, f->tokens, config->intermediate);
+    const mst_worker *worker = f->worker;
+    const mstar_device *device = f->stream->device;
+    f->apart = worker->sum != worker->x;
+    f->x = mst_place(device, mst_token_rows(worker->x, worker->x_dtype, f->tokens, hidden));
+    f->sum = mst_place(device, mst_token_rows(worker->sum, MSTAR_DTYPE_F32, f->tokens, hidden));
+    f->qkv = mst_place(device, mst_token_rows(scratch, dtype, f->tokens, 3 * hidden));
+    f->context = mst_place(device, mst_token_rows(scratch + qkv_bytes, dtype, f->tokens, hidden));
+    f->middle = mst_place(device, mst_token_rows(scratch, dtype, f->tokens, config->intermediate));
     for (int i = 0; i < 3; i++) {
         MST_TRY(mstar_tensor_slice(&f->qkv, 1, i * hidden, hidden, slices[i]));
         MST_TRY(mstar_tensor_split_dim(slices[i], 1, config->heads, config->head_dim, slices[i]));
@@ -43,18 +49,32 @@ static mstar_status lay_out(forward *f)
                                   &f->context_heads);
 }
 
-static mstar_status norm(const forward *f, const mst_norm *weights)
+/* x = norm(sum + residual) */
+static mstar_status norm(const forward *f, const mstar_tensor *residual, const mst_norm *weights)
 {
-    return mstar_layer_norm(f->stream, &f->x, NULL, &weights->weight, &weights->bias,
+    return mstar_layer_norm(f->stream, &f->sum, residual, &weights->weight, &weights->bias,
                             f->config->layer_norm_eps, &f->x);
+}
+
+/* x = norm(in W^T + x): the product adds x where it is what it writes to, else the norm does. */
+static mstar_status product_and_norm(const forward *f, const mstar_linear *linear,
+                                     const mstar_tensor *in, const mst_norm *weights,
+                                     mstar_stage stage)
+{
+    int64_t time = mst_stage_start(f->worker);
+    MST_TRY(mstar_linear_run(linear, f->stream, in, f->apart ? NULL : &f->x, &f->sum));
+    time = mst_stage_end(f->worker, stage, time);
+    MST_TRY(norm(f, f->apart ? &f->x : NULL, weights));
+    (void)mst_stage_end(f->worker, MSTAR_STAGE_NORM, time);
+    return MSTAR_OK;
 }
 
 static mstar_status embed_tokens(const forward *f, const mst_weights *weights)
 {
     const mstar_tensor *tables[3] = {&weights->words, &weights->positions, &weights->types};
     const int32_t *ids[3] = {f->worker->ids, f->worker->positions, f->worker->type_ids};
-    MST_TRY(mstar_embedding(f->stream, tables, ids, 3, &f->x));
-    return norm(f, &weights->embedding_norm);
+    MST_TRY(mstar_embedding(f->stream, tables, ids, 3, &f->sum));
+    return norm(f, NULL, &weights->embedding_norm);
 }
 
 static mstar_status run_layer(const forward *f, const mst_layer *layer)
@@ -65,18 +85,13 @@ static mstar_status run_layer(const forward *f, const mst_layer *layer)
     time = mst_stage_end(worker, MSTAR_STAGE_QKV, time);
     MST_TRY(mstar_ragged_prefill_run(f->attention, f->stream, &f->q, &f->k, &f->v,
                                      &f->context_heads, NULL));
-    time = mst_stage_end(worker, MSTAR_STAGE_ATTENTION, time);
-    MST_TRY(mstar_linear_run(layer->attention_out, f->stream, &f->context, &f->x, &f->x));
-    time = mst_stage_end(worker, MSTAR_STAGE_PROJECTION, time);
-    MST_TRY(norm(f, &layer->attention_norm));
-    time = mst_stage_end(worker, MSTAR_STAGE_NORM, time);
+    (void)mst_stage_end(worker, MSTAR_STAGE_ATTENTION, time);
+    MST_TRY(product_and_norm(f, layer->attention_out, &f->context, &layer->attention_norm,
+                             MSTAR_STAGE_PROJECTION));
+    time = mst_stage_start(worker);
     MST_TRY(mstar_linear_run(layer->up, f->stream, &f->x, NULL, &f->middle));
-    time = mst_stage_end(worker, MSTAR_STAGE_UP, time);
-    MST_TRY(mstar_linear_run(layer->down, f->stream, &f->middle, &f->x, &f->x));
-    time = mst_stage_end(worker, MSTAR_STAGE_DOWN, time);
-    MST_TRY(norm(f, &layer->out_norm));
-    (void)mst_stage_end(worker, MSTAR_STAGE_NORM, time);
-    return MSTAR_OK;
+    (void)mst_stage_end(worker, MSTAR_STAGE_UP, time);
+    return product_and_norm(f, layer->down, &f->middle, &layer->out_norm, MSTAR_STAGE_DOWN);
 }
 
 mstar_status mst_bert_run(const mst_bert_config *config, const mst_weights *weights,

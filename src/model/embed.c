@@ -58,7 +58,7 @@ static mstar_status run_batch(const embedding_call *call, mst_worker *worker, ms
     MST_TRY(
         mst_bert_forward(&folder->config, &encoder->weights, worker, stream, tokens, end - first));
     int64_t time = mst_stage_start(worker);
-    const float *rows = worker->x;
+    const float *rows = worker->sum;
     size_t width = (size_t)folder->config.hidden;
     int64_t stride = mst_token_stride(folder->config.hidden);
     if (!call->hidden) {
@@ -66,8 +66,10 @@ static mstar_status run_batch(const embedding_call *call, mst_worker *worker, ms
                                call->skips ? worker->skip : NULL, call->cls_skips, &rows));
         width = (size_t)folder->dims;
         stride = folder->dims;
+    } else {
+        MST_TRY(mst_worker_hidden(&folder->config, worker, stream, tokens));
     }
-    MST_TRY(mstar_stream_synchronize(stream));
+    MST_TRY(mst_worker_fetch(worker, stream, &rows, call->hidden ? tokens : end - first, stride));
     for (int64_t i = first; i < end; i++) {
         int64_t place = encoder->order[i];
         int64_t count = call->hidden ? encoder->lengths[place] : 1;
@@ -144,7 +146,9 @@ static mstar_status run_call(embedding_call *call, int64_t num_segments)
     int64_t filled =
         mst_batch_order(encoder->lengths, num_segments, (int32_t)encoder->folder.max_tokens,
                         encoder->counts, encoder->order);
-    mst_batch_mode mode = mst_batch_choose(filled, tokens, encoder->num_workers);
+    mst_batch_mode mode = mst_place_is_host(encoder->device)
+                              ? mst_batch_choose(filled, tokens, encoder->num_workers)
+                              : MST_BATCH_ROWS; /* one worker gives the device all its work */
     cut_batches(call, mode, filled, tokens);
     if (mode == MST_BATCH_SEGMENTS &&
         !mst_batch_is_even(encoder->lengths, encoder->order, encoder->ends, call->num_batches,

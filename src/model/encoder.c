@@ -14,6 +14,7 @@
  * then stay near its core: 256 tokens were 3 % faster than 1024 on two cores of 1 MiB. */
 #define DEFAULT_BATCH_TOKENS 1024
 #define DEFAULT_WORKER_TOKENS 256
+#define DEVICE_BATCH_TOKENS 8192 /* of a GPU, which wants many rows */
 #define MAX_BATCH_TOKENS (1 << 24)
 
 void mstar_encoder_desc_init(mstar_encoder_desc *desc)
@@ -31,11 +32,16 @@ void mstar_encoder_desc_init(mstar_encoder_desc *desc)
     desc->prompt_name = NULL;
 }
 
-static mstar_status check_desc(const mstar_encoder_desc *desc)
+static mstar_status check_desc(const mstar_device *device, const mstar_encoder_desc *desc)
 {
-    if (desc->dtype != MSTAR_DTYPE_F32 && desc->dtype != MSTAR_DTYPE_BF16)
-        return mst_fail(MSTAR_INVALID_ARGUMENT, "desc.dtype is %s (%d); it must be f32 or bf16",
-                        mstar_dtype_name(desc->dtype), (int)desc->dtype);
+    bool host = mst_place_is_host(device);
+    if (desc->dtype != MSTAR_DTYPE_F32 && desc->dtype != MSTAR_DTYPE_BF16 &&
+        (host || desc->dtype != MSTAR_DTYPE_F16))
+        return mst_fail(MSTAR_INVALID_ARGUMENT, "desc.dtype is %s (%d); it must be f32 or bf16%s",
+                        mstar_dtype_name(desc->dtype), (int)desc->dtype, host ? "" : " or f16");
+    if (!host && desc->timing == 1)
+        return mst_fail(MSTAR_NOT_SUPPORTED,
+                        "desc.timing is 1; stages are timed on a processor only");
     MST_TRY(mst_check_range("desc.pooling", desc->pooling, -1, MST_NUM_POOLINGS - 1));
     MST_TRY(mst_check_range("desc.normalize", desc->normalize, -1, 1));
     MST_TRY(mst_check_range("desc.timing", desc->timing, 0, 1));
@@ -124,7 +130,9 @@ static mstar_status choose_batch_tokens(const mstar_encoder_desc *desc, mstar_en
 {
     encoder->max_batch_tokens = mst_max_i64(DEFAULT_BATCH_TOKENS, encoder->folder.max_tokens);
     encoder->worker_batch_tokens = mst_max_i64(DEFAULT_WORKER_TOKENS, encoder->folder.max_tokens);
-    if (encoder->device->num_threads == 1)
+    if (!mst_place_is_host(encoder->device))
+        encoder->max_batch_tokens = mst_max_i64(DEVICE_BATCH_TOKENS, encoder->folder.max_tokens);
+    else if (encoder->device->num_threads == 1)
         encoder->max_batch_tokens = encoder->worker_batch_tokens;
     if (desc->max_batch_tokens == -1)
         return MSTAR_OK;
@@ -148,6 +156,13 @@ static mstar_status take_workspaces(mstar_encoder *encoder, mstar_dtype dtype, s
     mstar_ragged_prefill_desc desc;
     mst_worker_attention(&encoder->folder, dtype, &desc);
     MST_TRY(mstar_ragged_prefill_workspace_query(encoder->device, &desc, whole));
+    if (!mst_place_is_host(encoder->device)) {
+        *piece = 0;
+        encoder->workspaces_bytes = *whole;
+        MST_TRY(mstar_buffer_create(encoder->device, *whole, &encoder->workspaces_buffer));
+        encoder->workspaces = mstar_buffer_get_data(encoder->workspaces_buffer);
+        return MSTAR_OK;
+    }
     *piece = *whole / threads;
     encoder->workspaces_bytes = *whole + (threads - 1) * *piece;
     return mst_alloc(encoder->workspaces_bytes, "attention workspaces", &encoder->workspaces);
@@ -179,6 +194,11 @@ static mstar_status open_workers(const mstar_encoder_desc *desc, mstar_encoder *
     for (int32_t i = 0; i < encoder->device->num_threads; i++) {
         /* the first worker's memory also serves the forwards that all threads share */
         int64_t tokens = i == 0 ? encoder->max_batch_tokens : encoder->worker_batch_tokens;
+        if (i > 0 && !mst_place_is_host(encoder->device)) {
+            mst_worker_open_bare(&encoder->workers[i]);
+            encoder->num_workers++;
+            continue;
+        }
         MST_TRY(mst_worker_open(encoder->device, &encoder->folder, dtype, tokens,
                                 (unsigned char *)encoder->workspaces + (size_t)i * piece, whole,
                                 &encoder->workers[i]));
@@ -213,10 +233,7 @@ mstar_status mstar_encoder_load(mstar_device *device, const char *folder,
     MST_TRY(mst_check_not_null("encoder", encoder));
     mstar_encoder_desc_init(&full);
     MST_TRY(mst_desc_read("desc", desc, &full, sizeof full));
-    MST_TRY(check_desc(&full));
-    if (device->backend->kind != MSTAR_DEVICE_CPU)
-        return mst_fail(MSTAR_NOT_SUPPORTED, "device is %s; encoders run on cpu",
-                        device->backend->name);
+    MST_TRY(check_desc(device, &full));
     MST_TRY(mst_alloc_zero(sizeof **encoder, "encoder", &memory));
     mstar_encoder *fresh = memory;
     fresh->device = device;
@@ -244,7 +261,10 @@ void mstar_encoder_release(mstar_encoder *encoder)
     mstar_tokenizer_release(encoder->tokenizer);
     mst_folder_release(&encoder->folder);
     mst_free(encoder->workers);
-    mst_free(encoder->workspaces);
+    if (encoder->workspaces_buffer != NULL)
+        mstar_buffer_destroy(encoder->workspaces_buffer);
+    else
+        mst_free(encoder->workspaces);
     mst_free(encoder->counts);
     mst_free(encoder->segments);
     mst_free(encoder->lengths);

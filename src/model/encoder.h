@@ -133,6 +133,8 @@ typedef struct mst_dense {
     mstar_linear *residual; /* NULL unless the widths differ and the module has a residual */
 } mst_dense;
 
+enum { MST_PLACED_NORMS = 3, MST_NUM_PLACED = 4 };
+
 typedef struct mst_weights {
     mst_checkpoint checkpoint;            /* stays open: tables point into it */
     mstar_tensor words, positions, types; /* [rows, hidden] */
@@ -143,11 +145,12 @@ typedef struct mst_weights {
     int64_t num_dense;
     void *owned_tables[3];
     void *norms;
+    mstar_buffer *placed[MST_NUM_PLACED]; /* tables and norms on another device than the host */
     size_t bytes;
     uint64_t parameters;
 } mst_weights;
 
-/* Checks every tensor's shape before anything is built. dtype: F32 or BF16. */
+/* Checks every tensor's shape before anything is built. dtype: F32 or BF16; F16 on a GPU. */
 mstar_status mst_weights_load(mstar_device *device, const mst_folder *folder, mstar_dtype dtype,
                               mst_weights *weights);
 void mst_weights_release(mst_weights *weights);
@@ -205,11 +208,16 @@ typedef struct mst_worker {
     void *memory;
     size_t memory_bytes;
     /* cut from memory */
-    float *x;          /* [tokens, hidden] */
+    void *x;           /* [tokens, hidden] */
+    void *sum;         /* the same in f32: what the norms read; on the host it is x */
     void *scratch;     /* qkv and context, or the intermediate rows, or pooled vectors (f32) */
     mstar_dtype dtype; /* of qkv, context and intermediate rows: what the products read as it is */
     int32_t *ids, *type_ids, *positions;
     int32_t *offsets, *skip;
+    /* on another device than the host */
+    mstar_buffer *device_memory; /* of x, sum and scratch */
+    float *host_rows;            /* results on their way to the caller */
+    mstar_dtype x_dtype;         /* f32 on the host */
     /* tokenising: kept between calls */
     mstar_tokens tokens;
     int32_t *stored_ids;
@@ -230,6 +238,8 @@ void mst_worker_attention(const mst_folder *folder, mstar_dtype dtype,
 mstar_status mst_worker_open(mstar_device *device, const mst_folder *folder, mstar_dtype dtype,
                              int64_t max_batch_tokens, void *workspace, size_t workspace_bytes,
                              mst_worker *worker);
+/* One that only tokenises: where one worker gives a device all its work. */
+void mst_worker_open_bare(mst_worker *worker);
 void mst_worker_close(mst_worker *worker);
 /* Arena and plan as they are now. */
 mstar_status mst_worker_bytes(const mst_worker *worker, size_t *bytes);
@@ -263,6 +273,21 @@ static inline mstar_tensor mst_token_rows(void *data, mstar_dtype dtype, int64_t
     rows.strides[0] = mst_token_stride(columns);
     return rows;
 }
+
+/* ---- place.c: memory of another device than the host ----------------------------------------- */
+
+bool mst_place_is_host(const mstar_device *device);
+/* The tensor as one of the device's. */
+mstar_tensor mst_place(const mstar_device *device, mstar_tensor tensor);
+/* Sends tables and norms, built in host memory, to the device; nothing on the host. */
+mstar_status mst_weights_place(mstar_device *device, size_t norm_bytes, mst_weights *weights);
+/* Waits for rows of f32 that a forward has left, stride apart; *rows becomes where the host reads
+ * them. */
+mstar_status mst_worker_fetch(mst_worker *worker, mstar_stream *stream, const float **rows,
+                              int64_t num_rows, int64_t stride);
+/* Makes worker->sum the last hidden states in f32; on the host it is them already. */
+mstar_status mst_worker_hidden(const mst_bert_config *config, mst_worker *worker,
+                               mstar_stream *stream, int64_t num_tokens);
 
 /* ---- bert.c, pooler.c: the forward ----------------------------------------------------------- */
 
@@ -350,7 +375,8 @@ struct mstar_encoder {
     int32_t num_workers;
     /* buckets of the first worker, whose batches are the largest, and of the others; NULL: eager */
     mstar_graph_config *graph_configs[2];
-    void *workspaces; /* of the workers' attention, overlapping */
+    void *workspaces;                /* of the workers' attention, overlapping */
+    mstar_buffer *workspaces_buffer; /* what they lie in on another device than the host */
     size_t workspaces_bytes;
     mstar_stream *stream; /* all threads */
     int64_t *counts;      /* folder.max_tokens + 1 */

@@ -32,7 +32,8 @@ static mstar_status pool(const mst_folder *folder, mst_worker *worker, mstar_str
                          bool cls_skips, const mstar_tensor *pooled)
 {
     int64_t hidden = folder->config.hidden;
-    mstar_tensor x = mst_token_rows(worker->x, MSTAR_DTYPE_F32, num_tokens, hidden);
+    mstar_tensor x =
+        mst_place(stream->device, mst_token_rows(worker->x, worker->x_dtype, num_tokens, hidden));
     for (int32_t i = 0; i < folder->num_poolings; i++) {
         mstar_tensor columns;
         bool leaves = folder->poolings[i] != MSTAR_POOLING_CLS || cls_skips;
@@ -62,8 +63,9 @@ mstar_status mst_pooler_run(const mst_folder *folder, const mst_weights *weights
     stretch_widths(folder, widths);
     float *const scratch = worker->scratch;
     float *const stretches[2] = {scratch, scratch + num_segments * widths[0]};
-    mstar_tensor now = mst_matrix(stretches[0], num_segments,
-                                  (int64_t)folder->num_poolings * folder->config.hidden);
+    mstar_tensor now = mst_place(stream->device,
+                                 mst_matrix(stretches[0], num_segments,
+                                            (int64_t)folder->num_poolings * folder->config.hidden));
     MST_TRY(pool(folder, worker, stream, num_tokens, num_segments, skip, cls_skips, &now));
     for (int64_t i = 0; i < folder->num_modules; i++) {
         const mst_module *module = &folder->modules[i];
@@ -72,7 +74,8 @@ mstar_status mst_pooler_run(const mst_folder *folder, const mst_weights *weights
             continue;
         }
         at = 1 - at;
-        mstar_tensor next = mst_matrix(stretches[at], num_segments, module->out_features);
+        mstar_tensor next = mst_place(
+            stream->device, mst_matrix(stretches[at], num_segments, module->out_features));
         MST_TRY(run_dense(module, &weights->dense[i], stream, &now, &next));
         now = next;
     }

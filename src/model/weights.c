@@ -363,7 +363,7 @@ static mstar_status build_encoder(mstar_device *device, const mst_bert_config *c
     for (int32_t i = 0; i < config->layers; i++)
         MST_TRY(build_layer(device, config, dtype, found->layers + i * LAYER_TENSORS, &next,
                             weights, &weights->layers[i]));
-    return MSTAR_OK;
+    return mst_weights_place(device, (size_t)norm_floats * sizeof(float), weights);
 }
 
 static mstar_status build_dense(mstar_device *device, const mst_folder *folder, mstar_dtype dtype,
@@ -419,6 +419,8 @@ void mst_weights_release(mst_weights *weights)
     }
     for (int i = 0; i < NUM_TABLES; i++)
         mst_free(weights->owned_tables[i]);
+    for (int i = 0; i < MST_NUM_PLACED; i++)
+        mstar_buffer_destroy(weights->placed[i]);
     mst_free(weights->layers);
     mst_free(weights->dense);
     mst_free(weights->norms);

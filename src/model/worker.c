@@ -18,11 +18,23 @@ static int64_t scratch_bytes(const mst_folder *folder, mstar_dtype dtype)
                        mst_pooler_width(folder) * (int64_t)sizeof(float));
 }
 
-static void cut(mst_arena *arena, const mst_folder *folder, int64_t tokens, mst_worker *worker)
+/* What operations read and write. */
+static void cut_rows(mst_arena *arena, const mst_folder *folder, int64_t tokens, bool host,
+                     mst_worker *worker)
 {
+    int64_t elements = tokens * mst_token_stride(folder->config.hidden);
+    worker->sum = mst_arena_take(arena, elements, sizeof(float));
     worker->x =
-        mst_arena_take(arena, tokens * mst_token_stride(folder->config.hidden), sizeof(float));
+        host ? worker->sum : mst_arena_take(arena, elements, mstar_dtype_bytes(worker->x_dtype));
     worker->scratch = mst_arena_take(arena, tokens * scratch_bytes(folder, worker->dtype), 1);
+}
+
+/* What the host reads and writes. */
+static void cut_host(mst_arena *arena, const mst_folder *folder, int64_t tokens, bool host,
+                     mst_worker *worker)
+{
+    int64_t width = mst_max_i64(mst_token_stride(folder->config.hidden), folder->dims);
+    worker->host_rows = host ? NULL : mst_arena_take(arena, tokens * width, sizeof(float));
     worker->ids = mst_arena_take(arena, tokens, sizeof(int32_t));
     worker->type_ids = mst_arena_take(arena, tokens, sizeof(int32_t));
     worker->positions = mst_arena_take(arena, tokens, sizeof(int32_t));
@@ -40,20 +52,36 @@ void mst_worker_attention(const mst_folder *folder, mstar_dtype dtype,
     desc->q_data_type = dtype;
 }
 
-static mstar_status open_all(mstar_device *device, const mst_folder *folder, int64_t tokens,
-                             void *workspace, size_t workspace_bytes, mst_worker *worker)
+/* On the host one arena holds both; a device has one of its own. */
+static mstar_status open_memory(mstar_device *device, const mst_folder *folder, int64_t tokens,
+                                mst_worker *worker)
 {
-    mst_arena arena;
+    bool host = mst_place_is_host(device);
+    mst_arena arena, rows;
     mst_arena_count(&arena);
-    cut(&arena, folder, tokens, worker);
-    if (arena.overflowed)
+    mst_arena_count(&rows);
+    cut_rows(host ? &arena : &rows, folder, tokens, host, worker);
+    cut_host(&arena, folder, tokens, host, worker);
+    if (arena.overflowed || rows.overflowed)
         return mst_fail(MSTAR_OUT_OF_MEMORY,
                         "max_batch_tokens is %lld; its activations pass the address space",
                         (long long)tokens);
-    worker->memory_bytes = arena.used;
-    MST_TRY(mst_alloc(worker->memory_bytes, "activations", &worker->memory));
-    mst_arena_over(&arena, worker->memory, worker->memory_bytes);
-    cut(&arena, folder, tokens, worker);
+    worker->memory_bytes = arena.used + rows.used;
+    MST_TRY(mst_alloc(arena.used, "activations", &worker->memory));
+    mst_arena_over(&arena, worker->memory, arena.used);
+    if (!host) {
+        MST_TRY(mstar_buffer_create(device, rows.used, &worker->device_memory));
+        mst_arena_over(&rows, mstar_buffer_get_data(worker->device_memory), rows.used);
+    }
+    cut_rows(host ? &arena : &rows, folder, tokens, host, worker);
+    cut_host(&arena, folder, tokens, host, worker);
+    return MSTAR_OK;
+}
+
+static mstar_status open_all(mstar_device *device, const mst_folder *folder, int64_t tokens,
+                             void *workspace, size_t workspace_bytes, mst_worker *worker)
+{
+    MST_TRY(open_memory(device, folder, tokens, worker));
     MST_TRY(mstar_stream_create(device, 1, &worker->stream));
     mstar_ragged_prefill_desc desc;
     mst_worker_attention(folder, worker->dtype, &desc);
@@ -61,12 +89,19 @@ static mstar_status open_all(mstar_device *device, const mst_folder *folder, int
                                        &worker->attention);
 }
 
+void mst_worker_open_bare(mst_worker *worker)
+{
+    *worker = (mst_worker){.stream = NULL};
+    mstar_tokens_init(&worker->tokens);
+}
+
 mstar_status mst_worker_open(mstar_device *device, const mst_folder *folder, mstar_dtype dtype,
                              int64_t max_batch_tokens, void *workspace, size_t workspace_bytes,
                              mst_worker *worker)
 {
-    *worker = (mst_worker){.stream = NULL, .dtype = dtype};
-    mstar_tokens_init(&worker->tokens);
+    mst_worker_open_bare(worker);
+    worker->dtype = dtype;
+    worker->x_dtype = mst_place_is_host(device) ? MSTAR_DTYPE_F32 : dtype;
     mstar_status status =
         open_all(device, folder, max_batch_tokens, workspace, workspace_bytes, worker);
     if (status != MSTAR_OK)
@@ -79,6 +114,7 @@ void mst_worker_close(mst_worker *worker)
     mst_worker_graphs_close(worker->graphs);
     mstar_ragged_prefill_destroy(worker->attention);
     mstar_stream_destroy(worker->stream);
+    mstar_buffer_destroy(worker->device_memory);
     mst_free(worker->memory);
     mstar_tokens_release(&worker->tokens);
     mst_free(worker->stored_ids);
@@ -90,8 +126,11 @@ void mst_worker_close(mst_worker *worker)
 mstar_status mst_worker_bytes(const mst_worker *worker, size_t *bytes)
 {
     mstar_ragged_prefill_info info = {.struct_size = sizeof info};
-    MST_TRY(mstar_ragged_prefill_query(worker->attention, &info));
     size_t graphs = 0;
+    *bytes = 0;
+    if (worker->attention == NULL)
+        return MSTAR_OK; /* it only tokenises */
+    MST_TRY(mstar_ragged_prefill_query(worker->attention, &info));
     if (worker->graphs != NULL)
         MST_TRY(mst_worker_graphs_bytes(worker->graphs, &graphs));
     *bytes = worker->memory_bytes + info.plan_bytes + graphs;

@@ -298,6 +298,8 @@ mstar_status mstar_encoder_query_graphs(const mstar_encoder *encoder, mstar_grap
     mstar_graph_runner_info sum = {.num_buckets = 0};
     for (int32_t i = 0; i < encoder->num_workers; i++) {
         mstar_graph_runner_info one = {.struct_size = sizeof one};
+        if (encoder->workers[i].attention == NULL)
+            continue; /* it only tokenises */
         if (encoder->workers[i].graphs == NULL)
             return mst_fail(MSTAR_OUT_OF_ORDER, "the encoder was loaded without desc.graphs");
         MST_TRY(mstar_graph_runner_query(encoder->workers[i].graphs->runner, &one));

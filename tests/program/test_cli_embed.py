@@ -57,6 +57,17 @@ class Formats(ProgramTest):
             self.assertEqual(done.returncode, OK)
             self.assertEqual(self.read("redirected"), out)
 
+    def test_a_device_is_taken_by_name(self):
+        self.assertEqual(self.embed("f32", "--device", "cpu"), self.embed("f32"))
+        for command in (["embed"], ["similar", "--pairs"], ["info"]):
+            for name in ("nowhere", "cuda:9999"):
+                arguments = [*command, "--device", name, "-m", self.model]
+                done = subprocess.run([PROGRAM, *arguments], input=b"a\nb\n", capture_output=True,
+                                      env=environment(), check=False)
+                self.assertNotEqual(done.returncode, OK)
+                self.assertIn(name.encode(), done.stderr)
+                self.assertEqual(done.stdout, b"")
+
     def test_no_texts(self):
         for source in (["-"], [self.write("empty.txt", "")]):
             for more in ([], ["-o", self.path("none.npy")]):

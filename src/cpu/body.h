@@ -8,8 +8,8 @@
 size_t MST_FOR_ISA(mst_attn_scratch_bytes)(const mst_attn_shape *shape);
 mst_attn_tile MST_FOR_ISA(mst_attn_tile_choose)(const mst_attn_shape *shape, int64_t lq,
                                                 int64_t lk);
-void MST_FOR_ISA(mst_attn_item_run)(const mst_attn_call *call, const mst_attn_item *item,
-                                    const mst_attn_item *next, void *scratch);
+void MST_FOR_ISA(mst_attn_items_run)(const mst_attn_call *call, const mst_attn_item *items,
+                                     int64_t num_items, const mst_attn_item *next, void *scratch);
 
 size_t MST_FOR_ISA(mst_linear_packed_bytes)(const mst_linear_shape *shape);
 void MST_FOR_ISA(mst_linear_pack)(const mst_linear_shape *shape, const mstar_tensor *weight,

@@ -95,6 +95,12 @@ mstar_status mst_cpu_normalize(mstar_stream *stream, int64_t num_rows, int64_t w
 /* ---- pure functions -------------------------------------------------------------------------- */
 
 /*
+ * How many items a thread takes from a list in one go, this one being the first and the heaviest:
+ * so many short ones that they are worth a start together, and no more than an eighth of a thread's
+ * share of what is left. At least 1.
+ */
+int64_t mst_attn_items_at_once(const mst_attn_item *item, int64_t items_left, int32_t threads);
+/*
  * Whether a thread that begins an item takes the next one of the list as well, to ask for its rows
  * early: where the item is short, and so many of the list are left from it on that no thread goes
  * idle over it.

@@ -90,6 +90,16 @@ static void key(const mst_launch *launch, mst_launch_key *key)
                           call->v_row_stride, call->out_row_stride, call->lse != NULL}};
 }
 
+/* Rows x heads x (keys + 1). */
+static int64_t work_of(const mst_attn_item *item)
+{
+    int64_t rows = (int64_t)item->q_rows * item->num_kv_heads;
+    int64_t work;
+    if (__builtin_mul_overflow(rows, (int64_t)item->kv_end - item->kv_begin + 1, &work))
+        return INT64_MAX;
+    return work;
+}
+
 static void clear_rows(const mst_attn_call *call, int64_t begin, int64_t end)
 {
     const mst_attn_shape *shape = call->shape;
@@ -105,38 +115,57 @@ static void clear_rows(const mst_attn_call *call, int64_t begin, int64_t end)
     }
 }
 
-/* The next free item, or NULL. */
-static const mst_attn_item *take_item(mst_attn_job *job)
-{
-    int64_t i = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
-    return i < job->call.num_items ? &job->call.items[i] : NULL;
-}
-
 bool mst_attn_takes_ahead(const mst_attn_item *item, int64_t items_left, int32_t threads)
 {
-    int64_t keys = (int64_t)item->kv_end - item->kv_begin;
-    return items_left >= 8 * (int64_t)threads &&
-           (int64_t)item->q_rows * item->num_kv_heads <= MST_ATTN_ITEM_WORK / (keys + 1);
+    return items_left >= 8 * (int64_t)threads && work_of(item) <= MST_ATTN_ITEM_WORK;
+}
+
+int64_t mst_attn_items_at_once(const mst_attn_item *item, int64_t items_left, int32_t threads)
+{
+    int64_t worth_a_start = MST_ATTN_ITEM_WORK / mst_max_i64(work_of(item), 1);
+    int64_t share = items_left / (8 * (int64_t)threads);
+    return mst_max_i64(mst_min_i64(worth_a_start, share), 1);
+}
+
+/* Items that a thread has taken; none at the end of the list. */
+typedef struct taken_items {
+    const mst_attn_item *first;
+    int64_t count;
+} taken_items;
+
+/* How many is decided by what seems to be next: another thread may take that meanwhile. */
+static taken_items take_items(mst_attn_job *job, int32_t threads)
+{
+    const mst_attn_call *call = &job->call;
+    int64_t i = atomic_load_explicit(&job->next, memory_order_relaxed);
+    if (i >= call->num_items)
+        return (taken_items){NULL, 0};
+    int64_t count = mst_attn_items_at_once(&call->items[i], call->num_items - i, threads);
+    i = atomic_fetch_add_explicit(&job->next, count, memory_order_relaxed);
+    if (i >= call->num_items)
+        return (taken_items){NULL, 0};
+    return (taken_items){&call->items[i], mst_min_i64(count, call->num_items - i)};
 }
 
 /*
- * The list is ordered longest first; each task takes the next item until none is left, then clears
- * its part of the tail. Of short items it takes the next before it computes one, so that its rows
- * are in the cache by then.
+ * The list is ordered longest first; each task takes the next items until none is left, then clears
+ * its part of the tail. Of short items it takes several at once, and the next before it computes
+ * some, so that their rows are in the cache by then.
  */
 static void task(mst_launch *launch, int32_t index)
 {
     mst_attn_job *job = &launch->as.attn;
     const mst_attn_call *call = &job->call;
     unsigned char *scratch = (unsigned char *)call->scratch + job->scratch_bytes * (size_t)index;
-    const mst_attn_item *next = NULL;
-    for (const mst_attn_item *item = take_item(job); item != NULL; item = next) {
-        int64_t left = call->items + call->num_items - item;
-        bool ahead = mst_attn_takes_ahead(item, left, launch->tasks);
-        next = ahead ? take_item(job) : NULL;
-        job->kernels->attn_item(call, item, next, scratch);
+    taken_items next = {NULL, 0};
+    for (taken_items now = take_items(job, launch->tasks); now.count > 0; now = next) {
+        int64_t left = call->items + call->num_items - now.first;
+        bool ahead = mst_attn_takes_ahead(now.first, left, launch->tasks);
+        if (ahead)
+            next = take_items(job, launch->tasks);
+        job->kernels->attn_items(call, now.first, now.count, ahead ? next.first : NULL, scratch);
         if (!ahead)
-            next = take_item(job);
+            next = take_items(job, launch->tasks);
     }
     int64_t begin, end;
     mst_cut(call->zero_end - call->zero_begin, 1, launch->tasks, index, &begin, &end);

@@ -58,9 +58,10 @@ typedef struct mst_kernels {
 
     size_t (*attn_scratch_bytes)(const mst_attn_shape *shape); /* of one thread */
     mst_attn_tile (*attn_tile)(const mst_attn_shape *shape, int64_t lq, int64_t lk);
-    /* next: what this thread will run after, to be asked for meanwhile; NULL when not known. */
-    void (*attn_item)(const mst_attn_call *call, const mst_attn_item *item,
-                      const mst_attn_item *next, void *scratch);
+    /* Items that follow each other in a list. next: what this thread will run after, to be asked
+       for meanwhile; NULL when not known. */
+    void (*attn_items)(const mst_attn_call *call, const mst_attn_item *items, int64_t num_items,
+                       const mst_attn_item *next, void *scratch);
 
     int64_t linear_panel;                       /* columns of a panel */
     int64_t linear_tile;                        /* rows of a full register tile */

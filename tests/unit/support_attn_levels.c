@@ -16,8 +16,8 @@
 /* The attention body over emulated tile registers: body_attn.c as compiled for the tests. */
 size_t mst_attn_scratch_bytes_emulated(const mst_attn_shape *shape);
 mst_attn_tile mst_attn_tile_choose_emulated(const mst_attn_shape *shape, int64_t lq, int64_t lk);
-void mst_attn_item_run_emulated(const mst_attn_call *call, const mst_attn_item *item,
-                                const mst_attn_item *next, void *scratch);
+void mst_attn_items_run_emulated(const mst_attn_call *call, const mst_attn_item *items,
+                                 int64_t num_items, const mst_attn_item *next, void *scratch);
 
 static void emulate_tiles(mstar_device *device)
 {
@@ -25,7 +25,7 @@ static void emulate_tiles(mstar_device *device)
     kernels = mst_kernels_scalar;
     kernels.attn_scratch_bytes = mst_attn_scratch_bytes_emulated;
     kernels.attn_tile = mst_attn_tile_choose_emulated;
-    kernels.attn_item = mst_attn_item_run_emulated;
+    kernels.attn_items = mst_attn_items_run_emulated;
     mst_cpu *cpu = device->impl;
     cpu->kernels = &kernels;
 }

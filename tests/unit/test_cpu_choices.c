@@ -344,6 +344,34 @@ static void taking_ahead(void **state)
     assert_false(mst_attn_takes_ahead(&longest, INT64_MAX, 1));
 }
 
+/* As many as are worth a start together, within an eighth of a thread's share; one at least. */
+static void items_at_once(void **state)
+{
+    (void)state;
+    check_rng rng = {16};
+    for (int round = 0; round < ROUNDS; round++) {
+        mst_attn_item item = {
+            .q_rows = (int32_t)check_integer(&rng, 1, 64),
+            .kv_end = (int32_t)check_integer(&rng, 0, (int64_t)1 << check_integer(&rng, 0, 30)),
+            .num_kv_heads = (int32_t)check_integer(&rng, 1, 40)};
+        int32_t threads = (int32_t)check_integer(&rng, 1, MST_MAX_THREADS);
+        int64_t left = check_integer(&rng, 1, (int64_t)1 << check_integer(&rng, 1, 31));
+        int64_t count = mst_attn_items_at_once(&item, left, threads);
+        int64_t work = (int64_t)item.q_rows * item.num_kv_heads * (item.kv_end + (int64_t)1);
+        if (count < 1 || count > left ||
+            (count > 1 && (count * work > MST_ATTN_ITEM_WORK || count * 8 * threads > left)))
+            fail_msg("%d rows, %d keys, %d heads, %lld left, %d threads: %lld at once", item.q_rows,
+                     item.kv_end, item.num_kv_heads, (long long)left, threads, (long long)count);
+    }
+    /* short texts of one head, two threads */
+    mst_attn_item text = {.q_rows = 8, .kv_end = 8, .num_kv_heads = 1};
+    assert_int_equal(mst_attn_items_at_once(&text, 512, 2), 32);
+    assert_int_equal(mst_attn_items_at_once(&text, 31, 2), 1);
+    assert_int_equal(mst_attn_items_at_once(&text, INT64_MAX, 1), MST_ATTN_ITEM_WORK / 72);
+    mst_attn_item longest = {.q_rows = INT32_MAX, .kv_end = INT32_MAX, .num_kv_heads = INT32_MAX};
+    assert_int_equal(mst_attn_items_at_once(&longest, INT64_MAX, 1), 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -355,6 +383,7 @@ int main(void)
         cmocka_unit_test(row_blocks),
         cmocka_unit_test(tiles),
         cmocka_unit_test(taking_ahead),
+        cmocka_unit_test(items_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -956,6 +956,7 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
                 *word(smem, NEXT_WORD + parity) = next;
                 if (next < total) {
                     fetch_item(a, next / per_item, parity ^ 1);
+                    copies_commit(); /* an item without keys copies nothing that would do it */
                     pending = atomicAdd(&a.counters->next, 1u);
                 }
             }

@@ -23,7 +23,8 @@ enum {
     THREADS = 128,
     STACK_BYTES = 256 * 1024,
     MAX_COPIES = 512,
-    SHARED_MAX = 256 * 1024
+    SHARED_MAX = 256 * 1024,
+    MAX_STEPS = 4000000 /* a hundred times what the tests' largest block takes */
 };
 
 gpu_index threadIdx, blockIdx, gridDim;
@@ -208,7 +209,9 @@ void run_block()
         t.group = 0;
     }
     unsigned favourite = 0;
-    while (fault == nullptr) {
+    for (long steps = 0; fault == nullptr; steps++) {
+        if (steps > MAX_STEPS)
+            fault = "a block does not come to an end";
         /* one warp for some time, so that the others fall behind */
         if (draw() % 32 == 0)
             favourite = draw() % (THREADS / WARP);

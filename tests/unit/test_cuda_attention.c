@@ -38,8 +38,10 @@ static int set_up(void **state)
     if (card == NULL) {
         mock = mock_cuda_install();
 #if defined(MST_EMULATED_KERNELS)
-        if (emulated)
+        if (emulated) { /* few blocks, so that each takes work again and again */
             mock->run_tile = emulated_launch;
+            mock->multiprocessors = 2;
+        }
 #endif
         CHECK_OK(mock_cuda_open(&device));
     } else {
@@ -229,6 +231,7 @@ static void every_head_dim(void **state)
         problem.return_lse = 1;
         problem.extra_rows = 3;
         assert_true(attn_problem_add(&problem, 50, 70));
+        assert_true(attn_problem_add(&problem, 80, 0)); /* work without keys, then other work */
         assert_true(attn_problem_add(&problem, 3, dim % 5 == 0 ? 1700 : 130));
         bad += !check_problem(&problem, NULL);
         problem.head_dim = (dim + 7) / 8 * 8;

@@ -158,8 +158,13 @@ kernels: deps-check ## compile every GPU kernel for one card, and a program with
 
 # Each of these programs runs over the mock without an argument, and on the card that it is given.
 GPU_TESTS := cuda_attention cuda_rows cuda_linear cuda_encoder ops_rows ops_tokens ops_linear ops_linear_bits
-check-gpu: cuda ## the tests of attention and of operations on cuda:0
+# GPU_PYTHON has torch, pytest, numpy and hypothesis; without them the last line says NOT RUN and why.
+GPU_PYTHON ?= python3
+check-gpu: cuda ## the tests of attention, of operations and of the Python package on cuda:0
 	@for test in $(GPU_TESTS); do build/cuda/tests/test_$$test cuda:0 || exit 1; done
+	@cmake --preset cuda -DMSTAR_PYTHON=ON >/dev/null; \
+		cmake --build --preset cuda --target mstarc_core -j $(JOBS) || true
+	@$(GPU_PYTHON) python/tests/run_on_a_gpu.py build/cuda
 
 gpu: cuda ## everything on cuda:0: tests, compute-sanitizer (TOOLS), benches and their goals
 	@tools/check_gpu.sh $(GPU_TESTS)

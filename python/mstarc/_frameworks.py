@@ -216,12 +216,12 @@ def current_stream(array: Any) -> int:
 def work_stream(array: Any, index: int) -> int:
     """The stream of device "cuda:index" that the caller's framework works on now, as an address.
 
-    array tells the framework; without one (None, a plan) it is torch where that is loaded, else
-    cupy, else the default stream.
+    array tells the framework; without one (None, a plan) it is torch where that has used a GPU,
+    else cupy, else the default stream.
     """
     name = _framework(array)
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    if torch is not None and name != "cupy":
+    if torch is not None and name != "cupy" and torch.cuda.is_initialized():
         return int(torch.cuda.current_stream(index).cuda_stream)
     if cupy is not None:
         with cupy.cuda.Device(index):

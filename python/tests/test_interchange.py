@@ -1,6 +1,9 @@
 """Tensors of other frameworks, in and out: DLPack of both generations, good and bad capsules."""
+import contextlib
 import ctypes
 import gc
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -297,3 +300,53 @@ def test_ml_dtypes_keep_their_framework(qkv):
     assert isinstance(out, np.ndarray) and out.dtype == ml_dtypes.bfloat16
     plain = made.run(*(x.astype(np.float32) for x in given))
     assert (out.astype(np.float32) == plain.to("float32").numpy()).all()
+
+
+# ---- streams of GPUs -----------------------------------------------------------------------------
+
+class _Streams:
+    """torch or cupy, as far as streams go."""
+
+    def __init__(self, torch):
+        self.asked = []
+        self.ready = True
+        self.cuda = self
+        if torch:
+            self.is_initialized = lambda: self.ready
+            self.current_stream = lambda index: self.asked.append(index) or types.SimpleNamespace(
+                cuda_stream=70 + index)
+        else:
+            self.Device = lambda index: self.asked.append(index) or contextlib.nullcontext()
+            self.get_current_stream = lambda: types.SimpleNamespace(ptr=90)
+
+
+def test_work_goes_to_the_callers_stream(monkeypatch):
+    from mstarc._frameworks import work_stream
+    for name in ("torch", "cupy"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    of_cupy = type("ndarray", (), {"__module__": "cupy"})()
+    assert work_stream(None, 1) == 0  # the default stream
+    monkeypatch.setitem(sys.modules, "cupy", _Streams(torch=False))
+    assert work_stream(None, 1) == 90 and sys.modules["cupy"].asked == [1]
+    monkeypatch.setitem(sys.modules, "torch", _Streams(torch=True))
+    assert work_stream(None, 1) == 71 and work_stream(object(), 0) == 70
+    assert work_stream(of_cupy, 1) == 90
+    sys.modules["torch"].ready = False  # torch has no work on a GPU
+    assert work_stream(None, 1) == 90
+
+
+def test_tensors_on_a_gpu_are_asked_for_on_that_stream(monkeypatch):
+    """A producer that says it lies on CUDA is given the stream that will read; nothing is touched."""
+    asked = {}
+
+    class OnGpu(Producer):
+        def __dlpack__(self, **keywords):
+            asked.update(keywords)
+            return super().__dlpack__(**keywords)
+
+    wrapper = RaggedPrefillWrapper(1, 1, 4, device="cpu", q_data_type="float32")
+    wrapper.plan([0, 2])
+    there = OnGpu(np.zeros((2, 1, 4), "float32"), device=(2, 3))
+    with pytest.raises(ValueError, match=r"q lies on DLPack device \(2, 3\)"):
+        wrapper.run(there, there, there)
+    assert asked["stream"] == 1 and there.deleted == there.handed == 1

@@ -93,11 +93,12 @@ def test_environment():
 
 
 def run_tests(python, environment, cwd):
-    done = run(python, "-m", "pytest", "-q", "--tb=short", "--ignore", SOURCE / "python/tests/torch",
+    done = run(python, "-m", "pytest", "-q", "--tb=short", "--ignore", SOURCE / "python/tests/with_torch",
+               "--ignore", SOURCE / "python/tests/with_jax",
                SOURCE / "python" / "tests", env=environment, cwd=cwd)
     summary = done.strip().splitlines()[-1]
     passed = re.search(r"(\d+) passed", summary)
-    assert passed and int(passed.group(1)) > 250, summary
+    assert passed and int(passed.group(1)) > 400, summary
     print(summary)
 
 

@@ -26,7 +26,6 @@ from mstarc import _core
 from mstarc.engine.accelerator_graph_config import (
     _DEFAULT_BATCH_SIZES,
     AcceleratorGraphConfig,
-    AcceleratorGraphConfigType,
     BatchedAcceleratorGraphConfig,
     PackedAcceleratorGraphConfig,
     PiecewiseAcceleratorGraphConfig,
@@ -266,23 +265,26 @@ class AcceleratorGraphRunner(_Runner):
             math.nan if max_waste is None else max_waste)
 
     def _lower_config(self, config: AcceleratorGraphConfig) -> tuple[Any, ...]:
-        packed = config.get_config_type() is AcceleratorGraphConfigType.FLASH_INFER_PACKED
-        kind = PackedAcceleratorGraphConfig if packed else BatchedAcceleratorGraphConfig
-        if not isinstance(config, kind):
-            raise TypeError(f"{type(config)!r} is no {kind.__name__}")
+        kind = config.get_config_type()
+        tokens: tuple[int, ...] = ()
+        template = make = layout = None
+        if isinstance(config, PackedAcceleratorGraphConfig):
+            tokens = _once(config.capture_token_lengths)
+            make, layout = config.make_node_input, config.token_layout
+        elif isinstance(config, BatchedAcceleratorGraphConfig):
+            template = _Template(config.single_request_inputs)
+        else:
+            raise TypeError(f"{type(config)!r} ({kind}) is neither a batched nor a packed config")
         info = config.additional_key_info
         if info is not None:
             self._key_infos.setdefault(info, str(len(self._key_infos)))
-        return (packed, config.capture_graph_walk, tuple(config.replay_graph_walks),
+        return (template is None, config.capture_graph_walk, tuple(config.replay_graph_walks),
                 None if info is None else self._key_infos[info], config.compile,
                 config.compile_mode,
                 _once(config.capture_batch_sizes) or _DEFAULT_BATCH_SIZES,
                 config.capture_forward_method, tuple((config.input_seq_dims or {}).items()),
                 config.total_tokens_multiplier, config.caps_eager_batch_size,
-                None if packed else _Template(config.single_request_inputs),
-                _once(config.capture_token_lengths) if packed else (),
-                config.make_node_input if packed else None,
-                config.token_layout if packed else None)
+                template, tokens, make, layout)
 
     # ---- steps -----------------------------------------------------------------------------------
 

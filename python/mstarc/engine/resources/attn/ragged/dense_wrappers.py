@@ -20,7 +20,7 @@ __all__ = ["FA3PrefixedPrefillWrapper", "FA3RaggedCrossPrefillWrapper", "FA3Ragg
 class _FA3Base(_RaggedPrefillBase):
     _backend = "fa3"
 
-    def _make_core(self, arguments: tuple[Any, ...], backend: str, workspace: Any) -> Any:
+    def _make_core(self, arguments: Any, backend: str, workspace: Any) -> Any:
         """The kernel by its name where the device has it, else the best one there is."""
         try:
             return super()._make_core(arguments, backend, workspace)

@@ -122,7 +122,7 @@ class _RaggedPrefillBase(ABC):
         def given(ceiling: int | None) -> int:
             return ceiling if self._accelerator_graph and ceiling is not None else -1
 
-        arguments = (
+        arguments: Any = (
             self._kind, self._num_qo_heads, self._num_kv_heads, self._head_dim,
             given(self._max_num_segments), given(self._max_total_tokens),
             given(self._max_total_kv_tokens), device_name(device), self._accelerator_graph,
@@ -135,7 +135,7 @@ class _RaggedPrefillBase(ABC):
             self._core = self._make_core(arguments, backend, workspace)
         self._device = caller_device(device)  # a name that is none has been refused by now
 
-    def _make_core(self, arguments: tuple[Any, ...], backend: str, workspace: Any) -> Any:
+    def _make_core(self, arguments: Any, backend: str, workspace: Any) -> Any:
         return _core.Attention(*arguments, backend, workspace)
 
     @staticmethod
@@ -249,7 +249,8 @@ class _RaggedPrefillBase(ABC):
     @property
     def info(self) -> dict[str, Any]:
         """Counters, sizes in bytes, and the kernel in use with the reason for it."""
-        return self._core.info()
+        info: dict[str, Any] = self._core.info()
+        return info
 
     def __repr__(self) -> str:
         mode = "graph mode" if self._accelerator_graph else "eager mode"

@@ -1,7 +1,6 @@
-"""The wrappers on torch's tensors. Needs torch, which the other tests do without:
-pytest python/tests/torch. The parts on a GPU need a library that has its backend.
+"""The wrappers on torch's tensors on the CPU. Needs torch, which the other tests do without:
+pytest python/tests/with_torch.
 """
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -103,16 +102,6 @@ def test_templates_are_cloned():
     row.tensor_inputs["x"] += 1
     row.kwargs["deep"][0] += 1
     assert not template.tensor_inputs["x"].any() and template.kwargs["deep"][0] == 1
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_tensors_on_a_gpu():
-    with pytest.raises(ValueError, match="q lies on"):
-        wrapper = make()
-        wrapper.plan(torch.tensor([0, 4, 9], device="cuda"))
-        assert wrapper.info["offset_syncs"] == 1
-        wrapper.run(*(x.cuda() for x in qkv()))
-    assert np is not None
 
 
 # ---- backend="flashinfer" ------------------------------------------------------------------------

@@ -283,10 +283,15 @@ static PyObject *collecting(mstc_runner *self, mstar_status (*call)(mstar_graph_
     return mstc_collected(failures, result);
 }
 
+/* What prepare records it throws away, and with it goes what that has read. */
 static PyObject *runner_prepare(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    return collecting((mstc_runner *)object, mstar_graph_runner_prepare);
+    mstc_runner *self = (mstc_runner *)object;
+    PyObject *failures = collecting(self, mstar_graph_runner_prepare);
+    if (failures != NULL && PyList_SetSlice(self->keep, 0, PyList_Size(self->keep), NULL) < 0)
+        Py_CLEAR(failures);
+    return failures;
 }
 
 static PyObject *runner_capture(PyObject *object, PyObject *unused)

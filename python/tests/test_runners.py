@@ -284,7 +284,19 @@ def test_every_bucket_may_be_required(monkeypatch):
     with pytest.raises(RuntimeError, match="captured 0 of 6") as caught:
         make(Network(hook=hook))
     assert caught.value.__cause__ is raised
-    assert make().info["num_captured"] == 6
+    with pytest.raises(RuntimeError, match="captured already") as caught:
+        runner = make()
+        assert runner.info["num_captured"] == 6
+        runner.capture()
+    assert caught.value.__cause__ is None
+
+
+def test_buckets_share_the_pool():
+    """A bucket more takes its results alone; what a forward works in is used again."""
+    bytes_of = {sizes: make(configs=[packed(sizes, (4,))], num_slots=1).info["pool_bytes"]
+                for sizes in ((24,), (24, 16, 8))}
+    results = sum(4 * WIDTH * (n + 4) for n in (16, 8)) + 4 * 512
+    assert 0 < bytes_of[24,] <= bytes_of[24, 16, 8] <= bytes_of[24,] + results + 16 * 256
 
 
 def test_interrupts_end_a_capture():

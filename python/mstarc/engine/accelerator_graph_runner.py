@@ -152,9 +152,15 @@ class _Runner:
         """
         if not self._prepared:
             self.prepare()
-        self._collect(self._core.capture())
+        first, self._captured = not self._captured, True
+        try:
+            self._collect(self._core.capture())
+        except RuntimeError as error:
+            if first and error.__cause__ is None and self._failures:
+                raise error from self._failures[0].exception  # raised while preparing
+            raise
 
-    _prepared = False
+    _prepared = _captured = False
 
     def _collect(self, failures: list[tuple[int, int, BaseException]]) -> None:
         self._prepared = True

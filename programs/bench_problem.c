@@ -63,7 +63,8 @@ static bool is_accepted(const char *key)
 
 void cli_problem_put_peers(const json_t *problem, cli_report *report, json_t *row)
 {
-    static const char *const keys[] = {"floor_us", "fa2_class_us", "best_us", "goal_us"};
+    static const char *const keys[] = {"floor_us", "fa2_class_us", "best_us", "goal_us",
+                                       "peer_plan_us"};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         const json_t *value = json_object_get(problem, keys[i]);
         if (json_is_number(value))

@@ -2,8 +2,9 @@
  * bench_problem.h - what is measured, as data: a JSON list of objects with a name each, and what
  * others reach on them.
  *
- * floor_us, fa2_class_us, best_us and goal_us of a problem (a card's floor; the best mma.sync
- * kernel; the best of all; what we are after) are carried into its row. accept_X bounds the row's
+ * floor_us, fa2_class_us, best_us, goal_us and peer_plan_us of a problem (a card's floor; the best
+ * mma.sync kernel; the best of all; what we are after; the fastest plan of another) are carried
+ * into its row. accept_X bounds the row's
  * figure X: --check-goals compares them.
  */
 #ifndef CLI_BENCH_PROBLEM_H

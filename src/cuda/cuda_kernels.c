@@ -139,13 +139,26 @@ void mst_cuda_modules_unload(mst_cuda *cuda)
     memset(cuda->functions, 0, sizeof cuda->functions);
 }
 
+/* The products, which are the library's kernels. */
+#define PRODUCT(type)                                                \
+    {                                                                \
+        .op = "linear", .dtype = #type, .symbol = "cublaslt_" #type, \
+        .reason = "cuBLASLt, opened when a first product is made"    \
+    }
+static const mstar_kernel_info products[] = {PRODUCT(f32), PRODUCT(bf16), PRODUCT(f16)};
+#define NUM_PRODUCTS ((int32_t)(sizeof products / sizeof products[0]))
+
 mstar_status mst_cuda_query_kernel(const mstar_device *device, int32_t index,
                                    mstar_kernel_info *info)
 {
     (void)device;
-    if (index >= NUM_KERNELS)
+    if (index >= NUM_KERNELS + NUM_PRODUCTS)
         return mst_fail(MSTAR_NOT_FOUND, "index is %d; this device has %d kernels", index,
-                        NUM_KERNELS);
+                        NUM_KERNELS + NUM_PRODUCTS);
+    if (index >= NUM_KERNELS) {
+        *info = products[index - NUM_KERNELS];
+        return MSTAR_OK;
+    }
     info->op = kernels[index].op;
     info->symbol = kernels[index].symbol;
     if (index < MST_CUDA_ROW_OPS) {

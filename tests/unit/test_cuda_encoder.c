@@ -14,7 +14,7 @@
 static char *folder;
 static mstar_device *gpu, *cpu;
 static text_set *texts;
-enum { COUNT = 40 };
+enum { COUNT = 20 };
 
 static int set_up(void **state)
 {
@@ -64,6 +64,7 @@ static void vectors_are_near_a_processors(void **state)
     for (int d = 0; d < 3; d++) {
         mstar_encoder_desc desc = encoder_defaults();
         desc.dtype = dtypes[d];
+        desc.max_batch_tokens = 128;
         mstar_encoder *encoder = encoder_load(gpu, folder, &desc);
         assert_true(encoder_query(encoder).dtype == dtypes[d]);
         double bound = bound_of(encoder), most = 0.0;

@@ -317,7 +317,7 @@ mstar_status mstar_encoder_query(const mstar_encoder *encoder, mstar_encoder_inf
     full.max_batch_tokens = encoder->max_batch_tokens;
     full.parameters = encoder->weights.parameters;
     full.weight_bytes = encoder->weights.bytes;
-    full.num_workers = encoder->num_workers;
+    full.num_workers = mst_encoder_forwarders(encoder);
     full.arena_bytes = encoder->workspaces_bytes;
     for (int32_t i = 0; i < encoder->num_workers; i++) {
         size_t bytes;

@@ -391,6 +391,9 @@ struct mstar_encoder {
     int64_t ends_capacity;
 };
 
+/* place.c: workers that do forwards: all on the host, the first on a device, where the others only
+ * tokenise. */
+int32_t mst_encoder_forwarders(const mstar_encoder *encoder);
 /* encoder.c: room for a call of num_segments. */
 mstar_status mst_encoder_reserve(mstar_encoder *encoder, int64_t num_segments);
 /* texts.c: fills segments and lengths of a call, whose arrays have been reserved. */

@@ -11,6 +11,11 @@ bool mst_place_is_host(const mstar_device *device)
     return device->backend->kind == MSTAR_DEVICE_CPU;
 }
 
+int32_t mst_encoder_forwarders(const mstar_encoder *encoder)
+{
+    return mst_place_is_host(encoder->device) ? encoder->num_workers : 1;
+}
+
 mstar_tensor mst_place(const mstar_device *device, mstar_tensor tensor)
 {
     tensor.device_kind = device->backend->kind;

@@ -312,7 +312,7 @@ mstar_status mstar_encoder_query_graph_bucket(const mstar_encoder *encoder, int3
                                               int64_t index, mstar_runner_bucket_info *info)
 {
     MST_TRY(mst_check_not_null("encoder", encoder));
-    MST_TRY(mst_check_range("worker", worker, 0, encoder->num_workers - 1));
+    MST_TRY(mst_check_range("worker", worker, 0, mst_encoder_forwarders(encoder) - 1));
     if (encoder->workers[worker].graphs == NULL)
         return mst_fail(MSTAR_OUT_OF_ORDER, "the encoder was loaded without desc.graphs");
     return mstar_graph_runner_query_bucket(encoder->workers[worker].graphs->runner, index, info);

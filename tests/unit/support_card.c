@@ -25,12 +25,20 @@ bool card_is_mock(const mstar_device *device)
 
 mstar_device *card_open(void)
 {
+    return card_open_threads(1);
+}
+
+mstar_device *card_open_threads(int32_t threads)
+{
     mstar_device *device = NULL;
     if (card == NULL) {
         (void)mock_cuda_install();
-        CHECK_OK(mock_cuda_open(&device));
+        CHECK_OK(mock_cuda_open_threads(threads, &device));
     } else {
-        CHECK_OK(mstar_device_open(card, NULL, &device));
+        mstar_device_desc desc;
+        mstar_device_desc_init(&desc);
+        desc.num_threads = threads;
+        CHECK_OK(mstar_device_open(card, &desc, &device));
     }
     printf("[ ISA      ] %s\n", card == NULL ? "cuda over the mock" : card);
     return device;

@@ -19,6 +19,8 @@ bool card_is_real(void);
 bool card_is_mock(const mstar_device *device);
 /* Opens it; the name for messages is "cuda". */
 mstar_device *card_open(void);
+/* The same with so many threads of the host; the mock has one above. */
+mstar_device *card_open_threads(int32_t threads);
 /* Closes a device of either kind; of the mock's, sees that nothing is left. */
 void card_close(mstar_device *device);
 

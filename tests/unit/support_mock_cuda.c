@@ -530,9 +530,14 @@ void mock_cuda_remove(void)
 
 mstar_status mock_cuda_open(mstar_device **device)
 {
+    return mock_cuda_open_threads(1, device);
+}
+
+mstar_status mock_cuda_open_threads(int32_t threads, mstar_device **device)
+{
     mstar_device_desc desc;
     mstar_device_desc_init(&desc);
-    desc.num_threads = 1;
+    desc.num_threads = threads;
     mstar_device *made = calloc(1, sizeof *made);
     made->backend = mst_cuda_backend();
     mstar_status status = made->backend->open(made, &desc);

@@ -59,6 +59,8 @@ mock_cuda *mock_cuda_now(void);
 void mock_cuda_remove(void);
 /* Opens device 0 of the CUDA backend over the mock. Closed by mock_cuda_close. */
 mstar_status mock_cuda_open(mstar_device **device);
+/* The same with so many threads of the host; one above. */
+mstar_status mock_cuda_open_threads(int32_t threads, mstar_device **device);
 void mock_cuda_close(mstar_device *device);
 
 #endif

@@ -20,7 +20,7 @@ static int set_up(void **state)
 {
     (void)state;
     folder = folder_tiny();
-    gpu = card_open();
+    gpu = card_open_threads(3);
     cpu = encoder_device(1);
     texts = encoder_texts(3);
     return 0;
@@ -106,6 +106,11 @@ static void bits_are_a_texts_own(void **state)
         mstar_graph_runner_info info = {.struct_size = sizeof info};
         CHECK_OK(mstar_encoder_query_graphs(graphs, &info));
         assert_true(info.replays > 0 && info.num_captured == info.num_buckets);
+        /* threads tokenise, one worker gives the device its work */
+        mstar_runner_bucket_info bucket = {.struct_size = sizeof bucket};
+        assert_int_equal(encoder_query(graphs).num_workers, 1);
+        CHECK_OK(mstar_encoder_query_graph_bucket(graphs, 0, 0, &bucket));
+        CHECK_INVALID(mstar_encoder_query_graph_bucket(graphs, 1, 0, &bucket), "worker is 1");
         free(want);
         free(replayed);
         mstar_encoder_release(eager);

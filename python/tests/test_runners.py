@@ -209,6 +209,35 @@ def test_many_threads():
     assert not wrong
 
 
+def test_threads_with_keys_of_their_own():
+    """Which method an eager step takes is that step's, whatever another thread asks meanwhile."""
+    class Two(Submodule):
+        def preprocess(self, engine_inputs, inputs):
+            return {"x": rows(3)}
+
+        def forward_batched(self, engine_inputs, tensors):
+            return {"plain": ops.activate(tensors["x"], "relu")}
+
+        def forward_guided(self, engine_inputs, tensors):
+            return {"guided": ops.activate(tensors["x"], "tanh")}
+
+    configs = [packed((8,), (1,)), packed((8,), (1,), additional_key_info="guided",
+                                          capture_forward_method="forward_guided")]
+    runner, wrong = AcceleratorGraphRunner(Two(), configs), []
+
+    def work(info):
+        for i in range(60):
+            got = runner.run("encode", [f"{info} {i}"], [text(3)], additional_key_info=info, eager=True)
+            wrong.extend([info] if list(got) != [info or "plain"] else [])
+
+    threads = [threading.Thread(target=work, args=(info,)) for info in (None, "guided") * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
 def test_plans_ahead():
     runner = make(num_slots=2)
     names, inputs = ["a", "b"], [text(3), text(4, 1)]

@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,7 @@ class _Names:
         self._handles: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._next = itertools.count()
+        self._lock = threading.Lock()  # steps are planned ahead from a second thread
 
     def handles(self, request_ids: Iterable[str]) -> tuple[int, ...]:
         found = tuple(self.handle(name) for name in request_ids)
@@ -92,23 +94,26 @@ class _Names:
         return found
 
     def handle(self, name: str) -> int:
-        if name not in self._handles:
-            self._remember(name, next(self._next))
-        return self._handles[name]
+        with self._lock:
+            if name not in self._handles:
+                self._remember(name, next(self._next))
+            return self._handles[name]
 
     def _remember(self, name: str, handle: int) -> None:
         self._handles[name] = handle
         self._names[handle] = name
 
     def name(self, handle: int) -> str:
-        if handle not in self._names:  # a row that pads
-            self._remember(f"__padding_{-handle}__", handle)
-        return self._names[handle]
+        with self._lock:
+            if handle not in self._names:  # a row that pads
+                self._remember(f"__padding_{-handle}__", handle)
+            return self._names[handle]
 
     def forget_all_but(self, kept: set[str]) -> None:
         """Real requests of former steps go; rows that pad stay."""
-        for name in [n for n, h in self._handles.items() if h >= 0 and n not in kept]:
-            del self._names[self._handles.pop(name)]
+        with self._lock:
+            for name in [n for n, h in self._handles.items() if h >= 0 and n not in kept]:
+                del self._names[self._handles.pop(name)]
 
 
 def _once(values: Sequence[int] | None) -> tuple[int, ...]:
@@ -264,6 +269,7 @@ class AcceleratorGraphRunner(_Runner):
         self._regions: tuple[str, ...] = ()
         self._baked: dict[str, Any] = {}
         self._ahead: set[str] = set()
+        self._turn = threading.RLock()  # what is kept for the step in hand is that step's
         self._core = _core.Runner(
             self, None if resources is None else resources._core,
             tuple(self._lower_config(config) for config in self.configs), node,
@@ -319,13 +325,17 @@ class AcceleratorGraphRunner(_Runner):
             What the submodule raises comes through unchanged.
         """
         ids = list(request_ids)
-        handles = self._names.handles(ids)
-        self._key_info = self._info_text(additional_key_info)
-        self._regions = tuple(region_leases)
-        miss, slot, bs, bucket, tokens, requests, outputs = self._core.step(
-            walk, self._key_info, handles, list(inputs), eager)
-        self._names.forget_all_but({*ids, *self._ahead})
-        self._ahead -= set(ids)
+        with self._turn:
+            kept = self._key_info, self._regions
+            self._key_info = self._info_text(additional_key_info)
+            self._regions = tuple(region_leases)
+            try:
+                miss, slot, bs, bucket, tokens, requests, outputs = self._core.step(
+                    walk, self._key_info, self._names.handles(ids), list(inputs), eager)
+            finally:
+                self._key_info, self._regions = kept
+            self._names.forget_all_but({*ids, *self._ahead})
+            self._ahead -= set(ids)
         per_request = getattr(self.submodule, "request_outputs", ())
         rows = {name: requests if name in per_request else tokens for name in outputs}
         return GraphResult({name: made[:rows[name]] for name, made in outputs.items()}, miss, slot,
@@ -346,10 +356,10 @@ class AcceleratorGraphRunner(_Runner):
             RuntimeError: no resources, or one slot.
         """
         ids = list(request_ids)
-        handles = self._names.handles(ids)
         self._ahead = set(ids)
-        miss: str = self._core.pre_plan(walk, self._info_text(additional_key_info), handles,
-                                        None if inputs is None else list(inputs), False)
+        miss: str = self._core.pre_plan(
+            walk, self._info_text(additional_key_info), self._names.handles(ids),
+            None if inputs is None else list(inputs), False)
         return miss
 
     def _info_text(self, info: Hashable) -> str | None:

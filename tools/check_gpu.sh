@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# check_gpu.sh TEST... - all that a machine with a card can say, in one go: the tests on cuda:0, the same under
-# compute-sanitizer where there is one, then the benches. Each part runs whatever became of the one before; the last
-# lines sum up, and the exit code is that of the worst. DEVICE, TOOLS, BENCH_FLAGS as in `make gpu`.
+# check_gpu.sh TEST... - all that a machine with a card can say, in one go: the tests on cuda:0, those of the Python
+# package, the tests under compute-sanitizer where there is one, then the benches. Each part runs whatever became of
+# the one before; the last lines sum up, and the exit code is that of the worst. A part that answers 77 says itself
+# why it did not run, and is not counted as passed. DEVICE, TOOLS, BENCH_FLAGS, GPU_PYTHON as in `make gpu`.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 2
 device=${DEVICE:-cuda:0}
 summary=()
 worst=0
@@ -13,14 +14,18 @@ part() { # NAME COMMAND...
     shift
     echo "==== $name"
     "$@" || code=$?
-    [ $code = 0 ] || worst=1
-    summary+=("$([ $code = 0 ] && echo ok || echo "FAILED ($code)"): $name, $((SECONDS - begin)) s")
+    case $code in
+        0) summary+=("ok: $name, $((SECONDS - begin)) s") ;;
+        77) summary+=("NOT RUN: $name") ;;
+        *) worst=1 && summary+=("FAILED ($code): $name, $((SECONDS - begin)) s") ;;
+    esac
 }
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
 for test in "$@"; do
     part "$test" "build/cuda/tests/test_$test" "$device"
 done
+part "the Python package (NOT RUN only without torch)" "${GPU_PYTHON:-python3}" python/tests/run_on_a_gpu.py build/cuda
 for tool in ${TOOLS-memcheck racecheck initcheck}; do
     if [ -z "$sanitizer" ]; then
         summary+=("NOT RUN: $tool, there is no compute-sanitizer")

@@ -2,9 +2,12 @@
 
     python run_on_a_gpu.py BUILD
 
-Where they cannot run (no torch, no pytest, no card, no CUDA in the library) it says NOT RUN and why,
-and answers 0, so that the tests in C before it count. Once they run, a skipped test is a failure.
+Builds the extension in BUILD, a folder that cmake has configured with CUDA, and runs tests/with_torch
+on it. Answers 0 where every test ran and passed, and NOT_RUN where this Python has no torch, after a
+line that says so: only that may be left out. Anything else that keeps the tests from running (the
+extension does not build, another module or the card is missing) is a failure, and so is a skipped test.
 """
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -12,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 
+NOT_RUN = 77
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
 PROBE = """
 import importlib.util, sys
-for name in ("torch", "pytest", "numpy", "hypothesis"):
+for name in ("pytest", "numpy", "hypothesis"):
     if importlib.util.find_spec(name) is None:
         sys.exit(f"no module {name} in {sys.executable}")
 import torch, mstarc
@@ -25,15 +29,35 @@ mstarc.device_info("cuda:0")
 """
 
 
+def failed(why):
+    print(f"python on cuda:0: FAILED: {why}")
+    return 1
+
+
+def build_extension(build):
+    """The extension's path; None where it does not build, after what the tools said."""
+    for command in (["cmake", "-DMSTAR_PYTHON=ON", build],
+                    ["cmake", "--build", build, "-j", str(os.cpu_count() or 1), "--target",
+                     "mstarc_core"]):
+        answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if answer.returncode != 0:
+            print("\n".join(answer.stdout.splitlines()[-20:]))
+            return None
+    extension = pathlib.Path(build) / "python" / "_core.abi3.so"
+    return extension if extension.exists() else None
+
+
 def main(build):
+    if importlib.util.find_spec("torch") is None:
+        print(f"python on cuda:0: NOT RUN: torch is not installed for {sys.executable}")
+        return NOT_RUN
+    extension = build_extension(build)
+    if extension is None:
+        return failed(f"the extension does not build in {build}")
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         shutil.copytree(SOURCE / "mstarc", folder / "mstarc",
                         ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-        extension = pathlib.Path(build) / "python" / "_core.abi3.so"
-        if not extension.exists():
-            print(f"python on cuda:0: NOT RUN: {extension} is not built")
-            return 0
         shutil.copy(extension, folder / "mstarc")
         path = os.pathsep.join([str(folder), str(SOURCE / "tests")])
         environment = dict(os.environ, PYTHONPATH=path, MSTAR_TEST_NO_SKIPS="1",
@@ -42,8 +66,7 @@ def main(build):
                                text=True)
         if probe.returncode != 0:
             why = probe.stderr.strip().splitlines()[-1:] or ["no reason given"]
-            print(f"python on cuda:0: NOT RUN: {why[0]}")
-            return 0
+            return failed(why[0])
         return subprocess.run([sys.executable, "-m", "pytest", "-q", SOURCE / "tests" / "with_torch"],
                               env=environment).returncode
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What `make bench-gpu` does: attention and towers on a card, beside what others reach.
+"""What `make bench-gpu` does: attention, towers, plans and replays on a card, beside what others reach.
 
-Runs `mstar bench attn` over bench/problems/attention-gpu.json and `mstar bench tower` over
-bench/problems/towers.json in bf16, prints both as tables and writes bench/results/<card>.csv with a
-picture beside it, and bench/results/<card>-towers.csv; lines that begin with # say the card, the commit
-and the command. --check-goals exits 1 where a figure misses what its workload accepts, and lists those.
+Runs `mstar bench attn` and `mstar bench plan` over bench/problems/attention-gpu.json, `mstar bench
+tower` over towers.json and `mstar bench replay` over replay-gpu.json, all in bf16, prints each as a
+table and writes bench/results/<card>.csv with a picture beside it, and <card>-towers.csv, <card>-plan.csv
+and <card>-replay.csv; lines that begin with # say the card, the commit and the command. --check-goals
+exits 1 where a figure misses what its workload accepts, and lists those.
 --draw makes the picture of a CSV again and runs nothing.
 """
 import argparse
@@ -22,7 +23,11 @@ COLUMNS = {
     "attn": ["name", "us", "gflops", "plan_us", "replay_us", "floor_us", "fa2_class_us", "best_us",
              "goal_us", "of_fa2_class", "peer_plan_us"],
     "tower": ["name", "tokens", "us", "gflops", "eager_us", "capture_us", "device_us", "replay_us",
-              "launches", "floor_us", "best_us", "goal_us"]}
+              "launches", "floor_us", "best_us", "goal_us"],
+    "plan": ["name", "segments", "tokens", "plan_us", "ready_us", "peer_plan_us", "accept_plan_us"],
+    "replay": ["name", "tokens", "us", "eager_us", "capture_us", "replay_us", "launches", "floor_us",
+               "accept_replay_us"]}
+SUFFIXES = {"attn": "", "tower": "-towers", "plan": "-plan", "replay": "-replay"}
 KINDS = (("us", "mstar", "ours"), ("fa2_class_us", "best mma.sync kernel of others", "peer"),
          ("best_us", "best of all others", "peer-default"), ("floor_us", "the card's floor", "floor"))
 
@@ -70,12 +75,13 @@ def draw(notes, rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="measure attention and towers on an NVIDIA GPU")
+    parser = argparse.ArgumentParser(description="measure attention, towers, plans and replays on an NVIDIA GPU")
     parser.add_argument("--program", default=str(ROOT / "build/cuda/mstar"))
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--benches", default="attn,tower")
+    parser.add_argument("--benches", default="attn,tower,plan,replay")
     parser.add_argument("--workloads", default=str(ROOT / "bench/problems/attention-gpu.json"))
     parser.add_argument("--towers", default=str(ROOT / "bench/problems/towers.json"))
+    parser.add_argument("--steps", default=str(ROOT / "bench/problems/replay-gpu.json"))
     parser.add_argument("--output", help="folder of the results; default: bench/results")
     parser.add_argument("--check-goals", action="store_true")
     parser.add_argument("--draw", type=pathlib.Path, metavar="CSV")
@@ -84,16 +90,17 @@ def main():
         options.draw.with_suffix(".svg").write_text(draw(*read(options.draw)), encoding="utf-8")
         return 0
     missed = []
+    problems = {"attn": options.workloads, "plan": options.workloads, "tower": options.towers,
+                "replay": options.steps}
     for bench in options.benches.split(","):
-        problems = options.workloads if bench == "attn" else options.towers
-        document, command = measure(bench, options.program, options.device, problems)
+        document, command = measure(bench, options.program, options.device, problems[bench])
         card = re.sub(r"[^a-z0-9]+", "-", document["machine"].lower()).strip("-")
         path = pathlib.Path(options.output or ROOT / "bench/results")
-        path = path / f"{card}{'' if bench == 'attn' else '-towers'}.csv"
+        path = path / f"{card}{SUFFIXES[bench]}.csv"
         write(path, COLUMNS[bench], document, command)
         if bench == "attn":
             path.with_suffix(".svg").write_text(draw(*read(path)), encoding="utf-8")
-        missed += document["missed"]
+        missed += [f"{bench} {text}" for text in document["missed"]]
     print(f"{len(missed)} goals missed" + "".join(f"\n  {text}" for text in missed))
     return 1 if options.check_goals and missed else 0
 

@@ -44,9 +44,10 @@ void cli_bench_put_text(cli_report *report, json_t *row, const char *key, const 
  * --check-goals CLI_FAILED after it where a row misses what its file accepts. */
 int cli_bench_finish(cli_report *report, const cli_options *options, double peak_gflops);
 
-/* bench_attn.c, bench_linear.c, bench_embed.c, bench_replay.c, bench_tower.c,
+/* bench_attn.c, bench_plan.c, bench_linear.c, bench_embed.c, bench_replay.c, bench_tower.c,
  * bench_graphs.c */
 int cli_bench_attn(const cli_options *options);
+int cli_bench_plan(const cli_options *options);
 int cli_bench_linear(const cli_options *options);
 int cli_bench_embed(const cli_options *options);
 int cli_bench_replay(const cli_options *options);

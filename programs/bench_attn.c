@@ -13,7 +13,7 @@
 
 #include "bench_problem.h"
 
-static void workload_release(cli_attn_work *work)
+void cli_attn_work_release(cli_attn_work *work)
 {
     free(work->q_cu);
     free(work->kv_cu);
@@ -39,7 +39,7 @@ static double count_flops(const cli_attn_work *work)
     return pairs * 4 * work->dim * work->heads;
 }
 
-static int read_workload(const char *path, const json_t *object, cli_attn_work *work)
+int cli_attn_work_read(const char *path, const json_t *object, cli_attn_work *work)
 {
     memset(work, 0, sizeof *work);
     work->max_kv_tokens = -1;
@@ -72,6 +72,17 @@ static int read_workload(const char *path, const json_t *object, cli_attn_work *
                                 "its lengths are not as many, negative or too large");
     work->flops = count_flops(work);
     return CLI_OK;
+}
+
+cli_attn_work cli_attn_in_graph_mode(const cli_attn_work *work)
+{
+    cli_attn_work made = *work;
+    if (made.max_segments == 0) {
+        made.max_segments = work->segments > 0 ? work->segments : 1;
+        made.max_tokens = work->q_tokens;
+        made.max_kv_tokens = work->kv_tokens;
+    }
+    return made;
 }
 
 static mstar_status run_status(const cli_attn_run *run)
@@ -202,7 +213,7 @@ int cli_bench_attn(const cli_options *options)
         cli_bench_start(&report, "attn", &session.machine, mstar_dtype_name(dtype));
     for (size_t i = 0; code == CLI_OK && i < json_array_size(list); i++) {
         cli_attn_work work;
-        code = read_workload(options->workloads, json_array_get(list, i), &work);
+        code = cli_attn_work_read(options->workloads, json_array_get(list, i), &work);
         if (code == CLI_OK) {
             bool on_gpu = session.machine.kind == MSTAR_DEVICE_CUDA;
             double now = on_gpu ? 0 : cli_bench_peak(&session.machine, dtype);
@@ -217,7 +228,7 @@ int cli_bench_attn(const cli_options *options)
                 code = bench_workload(&session, stream, &work, dtype, &report, row);
             put_peers(json_array_get(list, i), &report, row);
         }
-        workload_release(&work);
+        cli_attn_work_release(&work);
     }
     if (code == CLI_OK)
         code = cli_bench_finish(&report, options, peak);

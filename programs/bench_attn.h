@@ -24,6 +24,13 @@ typedef struct cli_attn_run {
     mstar_tensor q, k, v, out;
 } cli_attn_run;
 
+/* One workload of a file (see bench_attn.c); an exit code, a failure has been told with path and
+ * name. To be released, failed or not; name and kind are the object's. */
+int cli_attn_work_read(const char *path, const json_t *object, cli_attn_work *work);
+void cli_attn_work_release(cli_attn_work *work);
+/* The same with ceilings that just hold it, where it has none. Shares the offsets. */
+cli_attn_work cli_attn_in_graph_mode(const cli_attn_work *work);
+
 /* Each answers with an exit code; a failure has been reported. context: a cli_attn_run. */
 int cli_attn_create(mstar_device *device, mstar_dtype dtype, cli_attn_run *run);
 int cli_attn_plan_once(void *context);

@@ -161,12 +161,7 @@ static int bench_all(gpu_bench *bench, cli_report *report, json_t *row)
 int cli_bench_attn_gpu(cli_session *session, mstar_stream *stream, const cli_attn_work *work,
                        mstar_dtype dtype, cli_report *report, json_t *row)
 {
-    cli_attn_work graph_work = *work; /* a graph holds runs of graph mode only */
-    if (graph_work.max_segments == 0) {
-        graph_work.max_segments = work->segments > 0 ? work->segments : 1;
-        graph_work.max_tokens = work->q_tokens;
-        graph_work.max_kv_tokens = work->kv_tokens;
-    }
+    cli_attn_work graph_work = cli_attn_in_graph_mode(work); /* a graph holds no other runs */
     gpu_bench bench = {
         .run = {.work = &graph_work, .stream = stream}, .device = session->device, .dtype = dtype};
     int code = bench_all(&bench, report, row);

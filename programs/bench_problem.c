@@ -79,6 +79,19 @@ void cli_problem_put_peers(const json_t *problem, cli_report *report, json_t *ro
     }
 }
 
+void cli_problem_put_figure(const json_t *problem, const char *figure, cli_report *report,
+                            json_t *row)
+{
+    static const char *const owners[] = {"peer_", "accept_"};
+    for (size_t i = 0; i < sizeof owners / sizeof owners[0]; i++) {
+        char key[64];
+        (void)snprintf(key, sizeof key, "%s%s", owners[i], figure);
+        const json_t *value = json_object_get(problem, key);
+        if (json_is_number(value))
+            cli_bench_put_number(report, row, key, json_number_value(value));
+    }
+}
+
 /* The goal `key` of a row: false where the figure is good enough; else text says what is missed. */
 static bool miss_goal(const json_t *row, const char *key, double bound, char *text, size_t bytes)
 {

@@ -27,6 +27,10 @@ int32_t *cli_problem_offsets(const json_t *lengths, int64_t *segments, int64_t *
 /* What others reach and what is accepted, into the row. */
 void cli_problem_put_peers(const json_t *problem, cli_report *report, json_t *row);
 
+/* The same of one figure only, such as plan_us: what others reach of it and what is accepted. */
+void cli_problem_put_figure(const json_t *problem, const char *figure, cli_report *report,
+                            json_t *row);
+
 /*
  * How many figures of the rows are bounded, and a text for each that misses: "W2 us 214.5 > 208.6",
  * or "T1 us not measured" for a row without the figure. One that is not a number misses.

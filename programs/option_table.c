@@ -45,14 +45,16 @@ const cli_option_row cli_option_rows[] = {
      .value = "FILE",
      .kind = CLI_TEXT,
      .offset = AT(workloads),
-     .help = "attn, tower: a JSON list of workloads"},
+     .help = "attn, plan, tower: a JSON list of workloads; replay: of steps, {name, tokens}, in "
+             "place of its own"},
     {.commands = ENCODING,
      .name = "device",
      .value = "NAME",
      .kind = CLI_TEXT,
      .offset = AT(device),
      .otherwise = "the CPU",
-     .help = "cpu, or an NVIDIA GPU: cuda:0; of the benches, attn and tower take it"},
+     .help = "cpu, or an NVIDIA GPU: cuda:0; of the benches, attn, plan, replay and tower take "
+             "it"},
     {.commands = CLI_BENCH,
      .name = "max-gflop",
      .value = "N",
@@ -66,7 +68,8 @@ const cli_option_row cli_option_rows[] = {
      .name = "check-goals",
      .kind = CLI_FLAG,
      .offset = AT(check_goals),
-     .help = "attn, tower: exit 1 after the result where a figure misses what its workload accepts "
+     .help = "attn, plan, replay, tower: exit 1 after the result where a figure misses what its "
+             "workload accepts "
              "(accept_us and the like), or was not measured, and list those"},
     {.commands = CLI_BENCH,
      .name = "input",
@@ -381,9 +384,10 @@ const cli_command_row cli_command_rows[] = {
        "mstar info --model all-MiniLM-L6-v2 --json | python3 -m json.tool"}}},
     {CLI_BENCH,
      "bench",
-     "attn|linear|embed|replay|tower|graphs",
+     "attn|plan|linear|embed|replay|tower|graphs",
      "measure this machine",
-     "attn runs the ragged attention wrappers over the workloads of a file; linear the packed "
+     "attn runs the ragged attention wrappers over the workloads of a file; plan only plans them, "
+     "which is the host's share of a step; linear times the packed "
      "products of every layer shape of MiniLM and bge-base, from 1 to 2048 rows; embed turns the "
      "texts of a file into vectors, strings in, vectors out; replay times an encoder of MiniLM's "
      "shape as plain calls and as a replay of the same calls; its rows of 0 tokens compute nothing "

@@ -147,7 +147,75 @@ class Bench(ProgramTest):
                    words=["name"])
         self.fails(NO_INPUT, "bench", "tower", "--workloads", self.path("none.json"))
         self.fails(USAGE, "bench", "tower", words=["--workloads"])
-        self.fails(USAGE, "bench", "towers", words=["attn, linear, embed, replay, tower or graphs"])
+        self.fails(USAGE, "bench", "towers", words=["attn, plan, linear, embed, replay, tower or graphs"])
+
+
+STEP_FIGURES = ("us", "eager_us", "replay_us", "capture_us", "launches", "graph_bytes")
+
+
+class Plans(ProgramTest):
+    """mstar bench plan: times of plans, and the goals and peers of plans alone."""
+
+    def rows(self, problems, *more):
+        path = self.write("plans.json", json.dumps(problems))
+        out, _ = self.ok("bench", "plan", "--workloads", path, "--threads", 1, "--json", *more)
+        return json.loads(out)["rows"]
+
+    def test_figures(self):
+        ceilings = SMALL | {"max_num_segments": 9, "max_total_tokens": 4000}
+        for dtype in ("f32", "bf16"):
+            for row in self.rows([SMALL | {"name": "a"}, ceilings | {"name": "b"}], "--dtype", dtype):
+                self.assertEqual(row["segments"], len(SMALL["q_lens"]))
+                self.assertEqual(row["tokens"], sum(SMALL["q_lens"]))
+                self.assertGreater(row["plan_us"], 0)
+                self.assertGreater(row["ready_us"], 0)
+
+    def test_only_what_is_about_plans(self):
+        row, = self.rows([SMALL | {"name": "a", "accept_us": 1e-9, "accept_plan_us": 1e9, "best_us": 3,
+                                   "floor_us": 1, "peer_plan_us": 7}])
+        self.assertEqual((row["peer_plan_us"], row["accept_plan_us"]), (7, 1e9))
+        for key in ("accept_us", "best_us", "floor_us", "us"):
+            self.assertNotIn(key, row)
+
+    def test_refused(self):
+        self.fails(USAGE, "bench", "plan", words=["bench plan", "--workloads"])
+        path = self.write("bad.json", json.dumps([SMALL | {"name": "odd", "kind": "both"}]))
+        self.fails(FAILED, "bench", "plan", "--workloads", path, words=["workload odd", "kind"])
+
+
+class Replays(ProgramTest):
+    """mstar bench replay: its own counts of tokens, or a file's."""
+
+    def test_own_counts(self):
+        out, _ = self.ok("bench", "replay", "--threads", 2, "--json")
+        rows = json.loads(out)["rows"]
+        self.assertEqual([(row["threads"], row["tokens"]) for row in rows],
+                         [(threads, count) for threads in (1, 2) for count in (0, 8, 32, 128, 256)])
+        for row in rows:
+            self.assertEqual(row["replay_us"], row["us"])  # on a CPU the call is all of it
+
+    def test_steps_of_a_file(self):
+        steps = [{"name": "none", "tokens": 0}, {"name": "two", "tokens": 2, "floor_us": 6}]
+        path = self.write("steps.json", json.dumps(steps))
+        for dtype in ("f32", "bf16"):
+            out, _ = self.ok("bench", "replay", "--workloads", path, "--threads", 1, "--json",
+                             "--dtype", dtype)
+            document = json.loads(out)
+            self.assertEqual(document["dtype"], dtype)
+            rows = document["rows"]
+            self.assertEqual([(row["name"], row["tokens"], row.get("floor_us")) for row in rows],
+                             [("none", 0, None), ("two", 2, 6)])
+            for row in rows:
+                for key in STEP_FIGURES:
+                    self.assertGreater(row[key], 0, (key, row))
+
+    def test_refused(self):
+        for step, word in (({"tokens": 1}, "name"), ({"name": "odd"}, "tokens"),
+                           ({"name": "odd", "tokens": -1}, "0 to 256"),
+                           ({"name": "odd", "tokens": 257}, "0 to 256")):
+            path = self.write("bad.json", json.dumps([step]))
+            self.fails(FAILED, "bench", "replay", "--workloads", path, words=[word])
+        self.fails(NO_INPUT, "bench", "replay", "--workloads", self.path("none.json"))
 
 
 class Goals(ProgramTest):
@@ -174,6 +242,17 @@ class Goals(ProgramTest):
             self.assertIn("2 of 3 goals missed: hard us", err)
             self.assertEqual({row["name"]: row.get("best_us") for row in document["rows"]},
                              {"easy": None, "hard": 7, "none": None})
+
+    def test_plans_and_replays(self):
+        for bench, problem, figure in (("plan", SMALL, "plan_us"),
+                                       ("replay", {"tokens": 1}, "replay_us")):
+            easy = problem | {"name": "easy", f"accept_{figure}": 1e9}
+            hard = problem | {"name": "hard", f"accept_{figure}": 1e-9}
+            document, _ = self.check(bench, [easy], OK)
+            self.assertEqual((document["goals"], document["missed"]), (1, []))
+            document, err = self.check(bench, [easy, hard], FAILED)
+            self.assertEqual(document["goals"], 2)
+            self.assertIn(f"1 of 2 goals missed: hard {figure}", err)
 
     def test_skipped_is_missed(self):
         large = TOWER | {"name": "large", "lens": [4000], "accept_us": 1e9}

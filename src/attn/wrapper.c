@@ -72,9 +72,8 @@ static mstar_status take_workspace(mst_attn_wrapper *wrapper, void *workspace,
     return MSTAR_OK;
 }
 
-/* Plans, and sends the plan to a device that keeps an image of it. */
-static mstar_status make_plan(mst_attn_wrapper *wrapper, mstar_stream *stream,
-                              const mst_attn_layout *layout, bool causal)
+static mstar_status make_plan_and_send(mst_attn_wrapper *wrapper, mstar_stream *stream,
+                                       const mst_attn_layout *layout, bool causal)
 {
     mst_attn_plan *plan = &wrapper->plan;
     mstar_device *device = wrapper->device;
@@ -94,6 +93,19 @@ static mstar_status make_plan(mst_attn_wrapper *wrapper, mstar_stream *stream,
     mstar_status status =
         backend->attn_image_end(stream, device, wrapper->image, &call, plan->num_tokens);
     plan->ready = status == MSTAR_OK; /* a device that fails here has failed for good */
+    return status;
+}
+
+/* Plans, and sends the plan to a device that keeps an image of it. */
+static mstar_status make_plan(mst_attn_wrapper *wrapper, mstar_stream *stream,
+                              const mst_attn_layout *layout, bool causal)
+{
+    const mstar_device *device = wrapper->device;
+    if (device->backend->range == NULL)
+        return make_plan_and_send(wrapper, stream, layout, causal);
+    device->backend->range(device, "mstar plan");
+    mstar_status status = make_plan_and_send(wrapper, stream, layout, causal);
+    device->backend->range(device, NULL);
     return status;
 }
 

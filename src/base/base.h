@@ -151,7 +151,8 @@ typedef enum mst_env {
     MST_ENV_REQUIRE_GRAPHS,     /* MSTAR_REQUIRE_ACCELERATOR_GRAPHS */
     MST_ENV_NUM_SLOTS,          /* MSTAR_NUM_SLOTS */
     MST_ENV_PRE_PLAN,           /* MSTAR_PRE_PLAN_SPEC */
-    MST_ENV_STEP_SYNC           /* MSTAR_ENGINE_STEP_SYNC */
+    MST_ENV_STEP_SYNC,          /* MSTAR_ENGINE_STEP_SYNC */
+    MST_ENV_NVTX                /* MSTAR_NVTX */
 } mst_env;
 /* The text, or NULL when unset or empty. */
 const char *mst_env_get(mst_env name);

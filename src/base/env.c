@@ -13,6 +13,7 @@ static const char *const env_names[] = {
     [MST_ENV_NUM_SLOTS] = "MSTAR_NUM_SLOTS",
     [MST_ENV_PRE_PLAN] = "MSTAR_PRE_PLAN_SPEC",
     [MST_ENV_STEP_SYNC] = "MSTAR_ENGINE_STEP_SYNC",
+    [MST_ENV_NVTX] = "MSTAR_NVTX",
 };
 
 const char *mst_env_name(mst_env name)

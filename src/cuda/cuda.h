@@ -68,6 +68,12 @@ typedef struct mst_cuda_function {
 
 /* ---- the objects ----------------------------------------------------------------------------- */
 
+/* cuda_nvtx.c: both NULL unless MSTAR_NVTX asks for ranges. */
+typedef struct mst_cuda_nvtx {
+    int (*push)(const char *name);
+    int (*pop)(void);
+} mst_cuda_nvtx;
+
 typedef struct mst_cuda {
     const mst_cuda_driver *driver;
     int ordinal; /* the driver's handle of the device */
@@ -80,6 +86,7 @@ typedef struct mst_cuda {
     void *modules[MST_CUDA_MAX_MODULES];
     mst_cuda_function functions[MST_CUDA_MAX_KERNELS];
     mst_cuda_ring ring;
+    mst_cuda_nvtx nvtx;
     /* cuda_product.c: NULL until the first product is made */
     const mst_blas *blas;
     void *blas_handle;
@@ -119,6 +126,11 @@ mstar_status mst_cuda_enter(const mst_cuda *cuda);
 void mst_cuda_leave(const mst_cuda *cuda);
 /* OUT_OF_ORDER naming what, while the stream captures. The context is current. */
 mstar_status mst_cuda_check_not_capturing(const mst_cuda *cuda, void *stream, const char *what);
+
+/* cuda_nvtx.c. Reads MSTAR_NVTX and opens the library that it asks for. */
+mstar_status mst_cuda_nvtx_open(mst_cuda_nvtx *nvtx);
+/* The vtable's range. */
+void mst_cuda_range(const mstar_device *device, const char *name);
 
 /* cuda_stage.c. The context is current in all of them. */
 void mst_cuda_ring_init(mst_cuda_ring *ring);

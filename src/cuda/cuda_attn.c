@@ -426,7 +426,7 @@ static unsigned grid_of(const mst_cuda *cuda, const mst_cuda_attn_image *image)
     return (unsigned)mst_max_i64(1, mst_min_i64(work, blocks * cuda->multiprocessors));
 }
 
-mstar_status mst_cuda_attn_run(mstar_stream *stream, const mst_attn_call *call)
+static mstar_status launch(mstar_stream *stream, const mst_attn_call *call)
 {
     const mst_cuda *cuda = mst_cuda_of(stream->device);
     const mst_cuda_attn_image *image = call->image;
@@ -444,5 +444,13 @@ mstar_status mst_cuda_attn_run(mstar_stream *stream, const mst_attn_call *call)
                                             mst_cuda_handle(stream), arguments, NULL),
                        image->kernel->symbol);
     mst_cuda_leave(cuda);
+    return status;
+}
+
+mstar_status mst_cuda_attn_run(mstar_stream *stream, const mst_attn_call *call)
+{
+    mst_cuda_range(stream->device, "mstar attention");
+    mstar_status status = launch(stream, call);
+    mst_cuda_range(stream->device, NULL);
     return status;
 }

@@ -104,6 +104,7 @@ static mstar_status open_device(mstar_device *device, mst_cuda *cuda, const msta
 {
     int count = 0;
     MST_TRY(mst_cuda_driver_get(&cuda->driver));
+    MST_TRY(mst_cuda_nvtx_open(&cuda->nvtx));
     const mst_cuda_driver *driver = cuda->driver;
     MST_TRY(mst_cuda_check(driver, driver->device_count(&count), "counting the devices"));
     if (count == 0)
@@ -404,6 +405,7 @@ const mst_backend *mst_cuda_backend(void)
         .capture_end = mst_cuda_capture_end,
         .capture_abort = mst_cuda_capture_abort,
         .graph_replay = mst_cuda_graph_replay,
+        .range = mst_cuda_range,
         .graph_close = mst_cuda_graph_close,
         .graph_query = mst_cuda_graph_query,
         .attn_kernel = mst_cuda_attn_kernel,

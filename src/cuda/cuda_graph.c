@@ -32,6 +32,8 @@ mstar_status mst_cuda_capture_begin(mstar_stream *stream, mstar_graph *graph)
         cuda->driver->capture_begin(mst_cuda_handle(stream), MST_CUDA_CAPTURE_THREAD_LOCAL),
         "beginning a capture");
     mst_cuda_leave(cuda);
+    if (status == MSTAR_OK)
+        mst_cuda_range(stream->device, "mstar capture"); /* until its end or abort */
     return status;
 }
 
@@ -68,6 +70,7 @@ mstar_status mst_cuda_capture_end(mstar_stream *stream, mstar_graph *graph)
 {
     const mst_cuda *cuda = mst_cuda_of(stream->device);
     void *driver_graph = NULL;
+    mst_cuda_range(stream->device, NULL);
     MST_TRY(mst_cuda_enter(cuda));
     mstar_status status = mst_cuda_check(
         cuda->driver, cuda->driver->capture_end(mst_cuda_handle(stream), &driver_graph),
@@ -85,6 +88,7 @@ void mst_cuda_capture_abort(mstar_stream *stream, mstar_graph *graph)
     const mst_cuda *cuda = mst_cuda_of(stream->device);
     void *driver_graph = NULL;
     (void)graph;
+    mst_cuda_range(stream->device, NULL);
     if (mst_cuda_enter(cuda) != MSTAR_OK)
         return;
     (void)cuda->driver->capture_end(mst_cuda_handle(stream), &driver_graph);
@@ -115,7 +119,7 @@ static mstar_status check_rows(const cuda_graph *g)
     return MSTAR_OK;
 }
 
-mstar_status mst_cuda_graph_replay(mstar_graph *graph, mstar_stream *stream)
+static mstar_status replay(mstar_graph *graph, mstar_stream *stream)
 {
     mst_cuda *cuda = mst_cuda_of(stream->device);
     const cuda_graph *g = graph->impl;
@@ -129,6 +133,14 @@ mstar_status mst_cuda_graph_replay(mstar_graph *graph, mstar_stream *stream)
     if (status == MSTAR_OK)
         status = mst_cuda_record_launched(cuda, g->record, handle);
     mst_cuda_leave(cuda);
+    return status;
+}
+
+mstar_status mst_cuda_graph_replay(mstar_graph *graph, mstar_stream *stream)
+{
+    mst_cuda_range(stream->device, "mstar replay");
+    mstar_status status = replay(graph, stream);
+    mst_cuda_range(stream->device, NULL);
     return status;
 }
 

@@ -229,6 +229,8 @@ struct mst_backend {
        ceil(lq / rows) row tiles or ceil(num_kv_heads / heads) head groups; sizes the work list of
        graph mode. NULL: {1, 1}. */
     mst_attn_tile (*attn_worst_tile)(const mstar_device *device, const mst_attn_shape *shape);
+    /* Begins a named range of a profiler on this thread; NULL ends the last. NULL: has none. */
+    void (*range)(const mstar_device *device, const char *name);
     /*
      * A device that does not read host memory keeps an image of the plan; all four are NULL where
      * it does. create: graph mode's ceilings, -1 in eager mode. begin: everything about a plan of

@@ -85,7 +85,8 @@ typedef struct mstar_region_call {
     uint32_t reserved;
     const mstar_tensors *inputs; /* host memory, by name; names that the region lacks are ignored,
                                     buffers that are not named keep their contents */
-    const int64_t *requests;     /* NULL: the region's resources are not touched */
+    const int64_t *requests;     /* each >= 0, none twice; NULL: the region's resources are not
+                                    touched */
     int64_t num_requests;
     const int64_t *seq_lens; /* NULL: not known. One request may bring several */
     int64_t num_seq_lens;

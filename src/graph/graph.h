@@ -86,6 +86,11 @@ bool mst_config_lists(const mstar_graph_config *config, const char *walk);
 /* Equality of two texts, either of which may be NULL. */
 bool mst_same_text(const char *a, const char *b);
 
+/* ---- graph_rules.c --------------------------------------------------------------------------- */
+
+/* No request twice, whose state a step would advance twice. */
+mstar_status mst_check_distinct(const char *name, const int64_t *requests, int64_t count);
+
 /* ---- piecewise_config.c ---------------------------------------------------------------------- */
 
 struct mstar_piecewise_config {

@@ -2,6 +2,9 @@
  * graph_rules.c - the runner's small decisions: slots, padding handles, the varying dimension, and
  * which captures fit into memory.
  */
+#include <stdlib.h>
+#include <string.h>
+
 #include "graph/graph.h"
 
 int32_t mstar_graph_num_slots(int forces_double, int can_pre_plan, int pre_plan_on,
@@ -32,6 +35,41 @@ mstar_status mstar_graph_pad_handles(const int64_t *real, int64_t num_real, int6
     for (int64_t i = 0; i < bs; i++)
         padded[i] = i < num_real ? real[i] : first_handle - i;
     return MSTAR_OK;
+}
+
+/* Batches up to here are compared pair by pair, which is quicker than sorting them. */
+#define FEW_REQUESTS 128
+
+static int by_value(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Ascending handles, the usual ones, take one look. */
+mstar_status mst_check_distinct(const char *name, const int64_t *requests, int64_t count)
+{
+    int64_t ascending = 1;
+    while (ascending < count && requests[ascending] > requests[ascending - 1])
+        ascending++;
+    int64_t twice = -1;
+    if (ascending < count && count <= FEW_REQUESTS) {
+        for (int64_t i = 1; i < count && twice < 0; i++)
+            for (int64_t j = 0; j < i && twice < 0; j++)
+                twice = requests[i] == requests[j] ? requests[i] : -1;
+    } else if (ascending < count) {
+        int64_t *sorted;
+        MST_TRY(mst_alloc_array(count, sizeof *sorted, "requests of a step", (void **)&sorted));
+        memcpy(sorted, requests, (size_t)count * sizeof *sorted);
+        qsort(sorted, (size_t)count, sizeof *sorted, by_value);
+        for (int64_t i = 1; i < count && twice < 0; i++)
+            twice = sorted[i] == sorted[i - 1] ? sorted[i] : -1;
+        mst_free(sorted);
+    }
+    return twice < 0
+               ? MSTAR_OK
+               : mst_fail(MSTAR_INVALID_ARGUMENT, "%s has %lld twice; a request is in a step once",
+                          name, (long long)twice);
 }
 
 mstar_status mstar_graph_choose_seq_dim(const mstar_tensor *tensor, int64_t num_tokens,

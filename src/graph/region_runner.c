@@ -384,8 +384,10 @@ mstar_status mstar_region_runner_run(mstar_region_runner *runner, const mstar_re
     MST_TRY(mst_desc_read("call", given, &call, sizeof call));
     int64_t bs, tokens;
     MST_TRY(batch_size(&call, &bs));
-    if (call.requests != NULL)
+    if (call.requests != NULL) {
         MST_TRY(mst_check_range("call.num_requests", call.num_requests, 0, bs));
+        MST_TRY(mst_check_distinct("call.requests", call.requests, call.num_requests));
+    }
     MST_TRY(sum_tokens(&call, &tokens));
     mstar_graph_choice choice;
     MST_TRY(choose(runner, bs, tokens, &choice));

@@ -1,46 +1,9 @@
 /*
  * serve_step.c - one step: choose a bucket, pad, stage, replay; or run eager and say why.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "graph/runner.h"
-
-/* Batches up to here are compared pair by pair, which is quicker than sorting them. */
-#define FEW_REQUESTS 128
-
-static int by_value(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
-/* A request that stood there twice would have its state advanced twice. Ascending handles, the
- * usual ones, take one look. */
-static mstar_status check_distinct(const int64_t *requests, int64_t count)
-{
-    int64_t ascending = 1;
-    while (ascending < count && requests[ascending] > requests[ascending - 1])
-        ascending++;
-    int64_t twice = -1;
-    if (ascending < count && count <= FEW_REQUESTS) {
-        for (int64_t i = 1; i < count && twice < 0; i++)
-            for (int64_t j = 0; j < i && twice < 0; j++)
-                twice = requests[i] == requests[j] ? requests[i] : -1;
-    } else if (ascending < count) {
-        int64_t *sorted;
-        MST_TRY(mst_alloc_array(count, sizeof *sorted, "requests of a step", (void **)&sorted));
-        memcpy(sorted, requests, (size_t)count * sizeof *sorted);
-        qsort(sorted, (size_t)count, sizeof *sorted, by_value);
-        for (int64_t i = 1; i < count && twice < 0; i++)
-            twice = sorted[i] == sorted[i - 1] ? sorted[i] : -1;
-        mst_free(sorted);
-    }
-    return twice < 0 ? MSTAR_OK
-                     : mst_fail(MSTAR_INVALID_ARGUMENT,
-                                "step.requests has %lld twice; a request is in a step once",
-                                (long long)twice);
-}
 
 static mstar_status check_step(const mstar_runner_step *step)
 {
@@ -56,7 +19,7 @@ static mstar_status check_step(const mstar_runner_step *step)
                             "step.requests[%lld] is %lld; handles of requests are 0 or more",
                             (long long)i, (long long)step->requests[i]);
     }
-    return check_distinct(step->requests, step->count);
+    return mst_check_distinct("step.requests", step->requests, step->count);
 }
 
 static void count(_Atomic int64_t *counter, int64_t by)

@@ -366,6 +366,13 @@ static void test_refused(void **state)
     call.inputs = &inputs;
     CHECK_INVALID(mstar_region_runner_run(b.runner, &call, &result), "input \"x\"");
     mstar_tensors_release(&inputs);
+    call.inputs = NULL;
+    call.real_bs = -1;
+    call.requests = (int64_t[]){3, 3};
+    call.num_requests = 2;
+    CHECK_INVALID(mstar_region_runner_run(b.runner, &call, &result), "call.requests has 3 twice");
+    call.requests = (int64_t[]){3, -2};
+    CHECK_INVALID(mstar_region_runner_run(b.runner, &call, &result), "real[1] is -2");
     assert_int_equal(region_bench_query(&b).refused, 2);
     (void)region_bench_check(&b, &rng, (int64_t[]){5, 7}, 2, 2); /* still usable */
     region_bench_close(&b);

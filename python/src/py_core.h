@@ -49,6 +49,10 @@ typedef struct mstc_state {
 
 /* Sets the exception of a status (the table of mstar/base.h) with the library's own text. */
 void mstc_raise(mstar_status status);
+/* A text of the library's: it may be cut within a character. A new str. */
+PyObject *mstc_text(const char *text);
+/* An exception with the library's own text. */
+void mstc_raise_as(PyObject *class);
 /* mstarc._frameworks.NAME(...): what is rare and needs to know frameworks. Borrowed module. */
 PyObject *mstc_frameworks(mstc_state *state);
 /* A device by name, shared by all that ask; NULL with an exception. */

@@ -48,7 +48,7 @@ static int open_device(mstc_state *state, mstc_encoder *self, const char *name, 
 static int raise_load(mstar_status status)
 {
     if (status == MSTAR_NOT_FOUND) /* of a folder or file, which Python names so */
-        PyErr_SetString(PyExc_FileNotFoundError, mstar_last_error());
+        mstc_raise_as(PyExc_FileNotFoundError);
     else
         mstc_raise(status);
     return -1;

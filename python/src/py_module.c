@@ -20,8 +20,23 @@ void mstc_raise(mstar_status status)
     for (size_t i = 0; i < sizeof classes / sizeof classes[0]; i++)
         if (strcmp(classes[i].name, mstar_status_python(status)) == 0)
             class = *classes[i].class;
-    const char *text = mstar_last_error();
-    PyErr_SetString(class, text[0] != '\0' ? text : mstar_status_text(status));
+    if (mstar_last_error()[0] == '\0')
+        PyErr_SetString(class, mstar_status_text(status));
+    else
+        mstc_raise_as(class);
+}
+
+void mstc_raise_as(PyObject *class)
+{
+    PyObject *text = mstc_text(mstar_last_error());
+    if (text != NULL)
+        PyErr_SetObject(class, text);
+    Py_XDECREF(text);
+}
+
+PyObject *mstc_text(const char *text)
+{
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
 }
 
 PyObject *mstc_frameworks(mstc_state *state)
@@ -46,7 +61,7 @@ mstar_device *mstc_device(mstc_state *state, const char *name)
     }
     mstar_status status = mstar_device_open(name, NULL, &state->devices[place].device);
     if (status == MSTAR_NOT_FOUND) { /* a name that is no name is a bad value, not a missing key */
-        PyErr_SetString(PyExc_ValueError, mstar_last_error());
+        mstc_raise_as(PyExc_ValueError);
         return NULL;
     }
     if (status != MSTAR_OK) {
@@ -79,10 +94,21 @@ static int intern(const char *text, PyObject **name)
     return *name == NULL ? -1 : 0;
 }
 
+/* Callbacks and deleters find their thread's first interpreter (PyGILState_Ensure), no other. */
+static int check_interpreter(void)
+{
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0)
+        return 0;
+    PyErr_SetString(PyExc_ImportError,
+                    "mstarc serves the main interpreter of a process, not its subinterpreters");
+    return -1;
+}
+
 static int module_exec(PyObject *module)
 {
     mstc_state *state = PyModule_GetState(module);
-    if (add_type(module, &mstc_tensor_spec, "Tensor", &state->tensor_type) < 0 ||
+    if (check_interpreter() < 0 ||
+        add_type(module, &mstc_tensor_spec, "Tensor", &state->tensor_type) < 0 ||
         add_type(module, &mstc_attention_spec, "Attention", &state->attention_type) < 0 ||
         add_type(module, &mstc_encoder_spec, "Encoder", &state->encoder_type) < 0 ||
         add_type(module, &mstc_linear_spec, "Linear", &state->linear_type) < 0 ||

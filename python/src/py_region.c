@@ -10,7 +10,8 @@ typedef struct mstc_region {
     PyObject_HEAD mstc_state *state;
     PyObject *driver;    /* _capture, _make_inputs, _declare and _can_lease */
     PyObject *resources; /* Resources, or NULL */
-    PyObject *keep;      /* list: what captures read, static inputs among it */
+    PyObject *buffers;   /* list of {name: holder}: static inputs */
+    PyObject *keep;      /* list: what captures read beside them */
     PyObject *outputs;   /* {name: holder} of the latest run of the region's code */
     mstc_pool *pool;
     mstar_piecewise_config *config;
@@ -83,7 +84,7 @@ static mstar_status make_inputs(void *user, const mstar_capture_shape *shape, ms
                                       lengths, (long long)shape->total_tokens);
         PyObject *holders =
             arrays == NULL ? NULL : mstc_tensors_take(self->state, arrays, true, inputs);
-        status = holders != NULL && PyList_Append(self->keep, holders) == 0
+        status = holders != NULL && PyList_Append(self->buffers, holders) == 0
                      ? MSTAR_OK
                      : mstc_session_fail(shape->bs, shape->total_tokens);
         Py_XDECREF(holders);
@@ -228,12 +229,13 @@ static PyObject *region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->state = state;
     self->driver = Py_NewRef(driver);
     self->resources = resources == Py_None ? NULL : Py_NewRef(resources);
+    self->buffers = PyList_New(0);
     self->keep = PyList_New(0);
     self->pool = mstc_pool_create();
     if (self->pool == NULL)
         PyErr_NoMemory();
-    if (self->keep == NULL || self->pool == NULL || mstc_turn_init(&self->turn) < 0 ||
-        create(self, config, &desc) < 0)
+    if (self->buffers == NULL || self->keep == NULL || self->pool == NULL ||
+        mstc_turn_init(&self->turn) < 0 || create(self, config, &desc) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -243,15 +245,18 @@ static int region_traverse(PyObject *object, visitproc visit, void *arg)
     mstc_region *self = (mstc_region *)object;
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->driver);
+    Py_VISIT(self->buffers);
     Py_VISIT(self->keep);
     Py_VISIT(self->outputs);
     return 0;
 }
 
+/* Without a driver nothing is called or replayed any more. */
 static int region_clear(PyObject *object)
 {
     mstc_region *self = (mstc_region *)object;
     Py_CLEAR(self->driver);
+    Py_CLEAR(self->buffers);
     Py_CLEAR(self->keep);
     Py_CLEAR(self->outputs);
     return 0;
@@ -295,10 +300,15 @@ static PyObject *collecting(mstc_region *self, mstar_status (*call)(mstar_region
     return mstc_collected(failures, result);
 }
 
+/* What prepare records it throws away, and with it goes what that has read. */
 static PyObject *region_prepare(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    return collecting((mstc_region *)object, mstar_region_runner_prepare);
+    mstc_region *self = (mstc_region *)object;
+    PyObject *failures = collecting(self, mstar_region_runner_prepare);
+    if (failures != NULL && PyList_SetSlice(self->keep, 0, PyList_Size(self->keep), NULL) < 0)
+        Py_CLEAR(failures);
+    return failures;
 }
 
 static PyObject *region_capture(PyObject *object, PyObject *unused)
@@ -337,6 +347,10 @@ static PyObject *run_call(mstc_region *self, const mstar_region_call *call)
 {
     mstar_region_result made = {.struct_size = sizeof made};
     mstc_session session;
+    if (self->driver == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the region is being collected");
+        return NULL;
+    }
     if (mstc_turn_take(&self->turn, "the runner") < 0)
         return NULL;
     mstc_session_begin(&session);

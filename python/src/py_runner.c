@@ -429,12 +429,12 @@ static PyObject *runner_info(PyObject *object, PyObject *unused)
 static PyObject *bucket_dict(const mstar_runner_bucket_info *bucket)
 {
     return Py_BuildValue(
-        "{s:i,s:s,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:s}", "config_index", (int)bucket->config_index,
+        "{s:i,s:s,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:N}", "config_index", (int)bucket->config_index,
         "state", mstar_bucket_state_name(bucket->state), "bs", (long long)bucket->size.bs,
         "num_tokens", (long long)bucket->size.num_tokens, "nodes", (long long)bucket->nodes,
         "capture_ns", (long long)bucket->capture_ns, "replays", (long long)bucket->replays,
         "tokens", (long long)bucket->tokens, "padding_tokens", (long long)bucket->padding_tokens,
-        "reason", bucket->reason);
+        "reason", mstc_text(bucket->reason));
 }
 
 /* Every bucket, in the order of capture. */

@@ -32,6 +32,29 @@ def test_nothing_is_needed_to_import():
     assert done.returncode == 0, done.stderr
 
 
+ELSEWHERE = """
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+code = '''
+try:
+    import mstarc
+except ImportError as error:
+    assert "interpreter" in str(error), error
+else:
+    raise AssertionError("imported")
+'''
+failed = interpreters.run_string(interpreters.create(), code)
+assert failed is None, failed
+"""
+
+
+def test_subinterpreters_are_refused():
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def modules():
     for found in pkgutil.walk_packages(mstarc.__path__, "mstarc."):
         if not found.name.endswith("_core"):

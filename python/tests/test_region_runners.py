@@ -1,5 +1,9 @@
 """The runner of regions, and the managers of attention that both runners share."""
+import gc
 import logging
+import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
@@ -221,6 +225,48 @@ def test_declare_step_may_raise_at_a_run():
         runner.run({"x": rows(4)}, ["a"], [4])
     runner.config.declare_step = kept
     assert runner.run({"x": rows(4)}, ["a"], [4])["x"].tolist() == want
+
+
+def test_threads_share_a_region():
+    """Each run declares its own requests, whatever ends meanwhile."""
+    declared, got = [], {}
+    runner = attention_runner(declared)
+    want = {n: raw(runner.run({"x": rows(n)}, ["alone"], [n]), "x") for n in (3, 4)}
+    declared.clear()
+
+    class Late:
+        def __index__(self):
+            other.start()
+            time.sleep(0.05)  # time enough for the other run, were it let in
+            return 3
+
+    def work(name, n, length):
+        got[name] = raw(runner.run({"x": rows(n)}, [name], [length]), "x")
+
+    other = threading.Thread(target=work, args=("b", 4, 4))
+    work("a", 3, Late())
+    other.join()
+    assert [ids[0] for ids, _ in declared] == ["a", "b"]
+    assert got == {"a": want[3], "b": want[4]}
+
+
+def test_trial_recordings_keep_nothing():
+    """What prepare records to count it goes, with all that it has read."""
+    read = []
+
+    def noting(inputs):
+        residual = np.zeros(inputs.static_inputs["x"].shape, "float32")
+        read.append(weakref.ref(residual))
+        return {"out": LINEAR(inputs.static_inputs["x"], residual=residual)}
+
+    runner = piecewise(capture=False, capture_fn=noting)
+    runner.prepare()
+    gc.collect()
+    assert read and all(one() is None for one in read)
+    runner.capture()
+    gc.collect()
+    assert sum(one() is not None for one in read) == runner.info["num_captured"] == 4
+    assert raw(runner.run({"x": rows(3)}, seq_lens=[3]), "out") == LINEAR(rows(3)).tobytes()
 
 
 def test_no_step_declared():

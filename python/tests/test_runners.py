@@ -255,6 +255,47 @@ def test_plans_ahead():
         make(num_slots=1).pre_plan("encode", names, inputs)
 
 
+def test_steps_that_end_leave_a_plan_its_names():
+    class Late:  # other steps run when its length is asked for, with all names known already
+        tensor_inputs = text(3).tensor_inputs
+        ended = [["a", "b"], ["c"]]
+
+        @property
+        def input_seq_len(self):
+            while self.ended:
+                names = self.ended.pop(0)
+                thread = threading.Thread(target=runner.run,
+                                          args=("encode", names, [text(3)] * len(names)))
+                thread.start()
+                thread.join()
+            return 3
+
+    declared = []
+    runner = make(Network(hook=lambda place, engine_inputs: declared.append(
+        (place, engine_inputs.request_ids))), num_slots=2)
+    assert runner.pre_plan("encode", ["a", "b"], [Late(), text(4)]) == "none"
+    assert declared[-1] == ("declare_step", ["a", "b"])
+
+
+def test_a_plan_has_no_leases_of_the_step_that_runs():
+    leases = {}
+
+    def hook(place, engine_inputs):
+        leases.setdefault(threading.current_thread().name, set()).add(engine_inputs.region_leases)
+        if place == "forward" and hook.armed:
+            thread = threading.Thread(name="ahead", target=lambda: answer.append(CALLS["pre_plan"](runner)))
+            thread.start()
+            thread.join()
+
+    hook.armed, answer = False, []
+    runner = make(Network(hook=hook), num_slots=2)
+    leases.clear()
+    hook.armed = True
+    run(runner, [3], eager=True, region_leases=["tower"])
+    assert answer == ["none"]
+    assert leases == {threading.current_thread().name: {("tower",)}, "ahead": {()}}
+
+
 # ---- what goes wrong -----------------------------------------------------------------------------
 
 @pytest.mark.parametrize("where", ["declare_step", "preprocess", "forward"])
@@ -362,18 +403,52 @@ def test_exceptions_of_configs_come_through():
                                                      capture_batch_sizes=[2])], resources())
 
 
-def test_a_runner_is_not_entered_twice():
-    def hook(place, engine_inputs):
-        if place == "preprocess" and hook.runner:
-            run(hook.runner, [1])
+CALLS = {
+    "run": lambda runner: run(runner, [3]),
+    "eager": lambda runner: run(runner, [3], eager=True),
+    "pre_plan": lambda runner: runner.pre_plan("encode", ["r0"], [text(3)]),
+    "prepare": lambda runner: runner.prepare(),
+    "capture": lambda runner: runner.capture(),
+}
 
-    hook.runner = None
-    runner = make(Network(hook=hook))
+
+@pytest.mark.parametrize("inner", list(CALLS))
+@pytest.mark.parametrize("outer, places", [
+    ("run", {"declare_step", "preprocess"}), ("eager", {"declare_step", "preprocess", "forward"}),
+    ("pre_plan", {"declare_step"}), ("prepare", {"declare_step", "preprocess", "forward"}),
+    ("capture", {"declare_step", "preprocess", "forward"}),
+])
+def test_a_runner_is_not_entered_twice(outer, places, inner):
+    """A call from inside of one would wait for itself."""
+    def hook(place, engine_inputs):
+        if hook.runner is not None:
+            with pytest.raises(RuntimeError, match="inside of one of its own callbacks"):
+                CALLS[inner](hook.runner)
+            refused.add(place)
+
+    hook.runner, refused = None, set()
+    runner = make(Network(hook=hook), capture=outer not in ("prepare", "capture"), num_slots=2)
     hook.runner = runner
-    with pytest.raises(RuntimeError, match="inside of one of its own callbacks"):
-        run(runner, [3])
+    CALLS[outer](runner)
     hook.runner = None
+    assert refused == places
+    if outer == "prepare":
+        runner.capture()
     assert run(runner, [3]).replayed
+
+
+@pytest.mark.parametrize("shift", ["", "x"])
+def test_texts_that_are_cut_stay_texts(shift):
+    """Reasons and messages have an end, which may come within a character."""
+    def hook(place, engine_inputs):
+        if place == "forward":
+            raise Boom(shift + "\u00e9" * 400)
+
+    runner = make(Network(hook=hook))
+    assert all("Boom: " + shift + "\u00e9\u00e9" in bucket["reason"] for bucket in runner.buckets)
+    runner = make(node=shift + "\u00e9" * 600, num_slots=1)
+    with pytest.raises(RuntimeError, match="\u00e9\u00e9"):
+        runner.pre_plan("encode", ["a"], [text(3)])
 
 
 @pytest.mark.parametrize("spoil, error, message", [

@@ -15,15 +15,16 @@ raised. In a step, what a callback raises reaches the caller unchanged, and the 
 """
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from mstarc import _core
+from mstarc.engine._calls import Hand, Names
 from mstarc.engine.accelerator_graph_config import (
     _DEFAULT_BATCH_SIZES,
     AcceleratorGraphConfig,
@@ -78,44 +79,6 @@ class _Result(Mapping[str, Any]):
         return len(self._outputs)
 
 
-class _Names:
-    """Request ids and the int64 handles that the library knows them by."""
-
-    def __init__(self) -> None:
-        self._handles: dict[str, int] = {}
-        self._names: dict[int, str] = {}
-        self._next = itertools.count()
-        self._lock = threading.Lock()  # steps are planned ahead from a second thread
-
-    def handles(self, request_ids: Iterable[str]) -> tuple[int, ...]:
-        found = tuple(self.handle(name) for name in request_ids)
-        if len(set(found)) != len(found):
-            raise ValueError("a request id is there twice in one batch")
-        return found
-
-    def handle(self, name: str) -> int:
-        with self._lock:
-            if name not in self._handles:
-                self._remember(name, next(self._next))
-            return self._handles[name]
-
-    def _remember(self, name: str, handle: int) -> None:
-        self._handles[name] = handle
-        self._names[handle] = name
-
-    def name(self, handle: int) -> str:
-        with self._lock:
-            if handle not in self._names:  # a row that pads
-                self._remember(f"__padding_{-handle}__", handle)
-            return self._names[handle]
-
-    def forget_all_but(self, kept: set[str]) -> None:
-        """Real requests of former steps go; rows that pad stay."""
-        with self._lock:
-            for name in [n for n, h in self._handles.items() if h >= 0 and n not in kept]:
-                del self._names[self._handles.pop(name)]
-
-
 def _once(values: Sequence[int] | None) -> tuple[int, ...]:
     """Sizes in the order given, each once: a bucket is captured once."""
     return tuple(dict.fromkeys(values or ()))
@@ -142,11 +105,28 @@ class _Runner:
 
     def __init__(self) -> None:
         self._failures: list[CaptureFailure] = []
-        self._names = _Names()
+        self._names = Names()
+        self._hand = Hand()
+        self._turn = threading.Lock()
+
+    @contextmanager
+    def _alone(self, turn: threading.Lock) -> Iterator[Hand]:
+        """One call at a time. A call from inside of one would wait for itself and is refused."""
+        hand = self._hand
+        if hand.inside:
+            raise RuntimeError(f"{self._who}: the runner is called from inside of one of its own "
+                               "callbacks")
+        with turn:
+            hand.inside = True
+            try:
+                yield hand
+            finally:
+                hand.inside, hand.key_info, hand.regions = False, None, ()
 
     def prepare(self) -> None:
         """Takes what the captures need. All runners that share resources, before any captures."""
-        self._collect(self._core.prepare())
+        with self._alone(self._turn):
+            self._collect(self._core.prepare())
 
     def capture(self) -> None:
         """Captures every bucket, largest first; prepares before, where that was not done.
@@ -155,15 +135,16 @@ class _Runner:
             RuntimeError: it was done already, or something is missing and
                 MSTAR_REQUIRE_ACCELERATOR_GRAPHS is 1.
         """
-        if not self._prepared:
-            self.prepare()
-        first, self._captured = not self._captured, True
-        try:
-            self._collect(self._core.capture())
-        except RuntimeError as error:
-            if first and error.__cause__ is None and self._failures:
-                raise error from self._failures[0].exception  # raised while preparing
-            raise
+        with self._alone(self._turn):
+            if not self._prepared:
+                self._collect(self._core.prepare())
+            first, self._captured = not self._captured, True
+            try:
+                self._collect(self._core.capture())
+            except RuntimeError as error:
+                if first and error.__cause__ is None and self._failures:
+                    raise error from self._failures[0].exception  # raised while preparing
+                raise
 
     _prepared = _captured = False
 
@@ -265,11 +246,8 @@ class AcceleratorGraphRunner(_Runner):
         self.resources = resources
         self._who = node
         self._key_infos: dict[Hashable, str] = {}
-        self._key_info: str | None = None
-        self._regions: tuple[str, ...] = ()
         self._baked: dict[str, Any] = {}
-        self._ahead: set[str] = set()
-        self._turn = threading.RLock()  # what is kept for the step in hand is that step's
+        self._plan_turn = threading.Lock()
         self._core = _core.Runner(
             self, None if resources is None else resources._core,
             tuple(self._lower_config(config) for config in self.configs), node,
@@ -324,18 +302,13 @@ class AcceleratorGraphRunner(_Runner):
             RuntimeError: a resource does not admit the step.
             What the submodule raises comes through unchanged.
         """
-        ids = list(request_ids)
-        with self._turn:
-            kept = self._key_info, self._regions
-            self._key_info = self._info_text(additional_key_info)
-            self._regions = tuple(region_leases)
-            try:
-                miss, slot, bs, bucket, tokens, requests, outputs = self._core.step(
-                    walk, self._key_info, self._names.handles(ids), list(inputs), eager)
-            finally:
-                self._key_info, self._regions = kept
-            self._names.forget_all_but({*ids, *self._ahead})
-            self._ahead -= set(ids)
+        ids, given = list(request_ids), list(inputs)
+        with self._alone(self._turn) as hand:
+            hand.key_info = self._info_text(additional_key_info)
+            hand.regions = tuple(region_leases)
+            miss, slot, bs, bucket, tokens, requests, outputs = self._core.step(
+                walk, hand.key_info, self._names.handles(ids), given, eager)
+            self._names.forget_all_but(ids)
         per_request = getattr(self.submodule, "request_outputs", ())
         rows = {name: requests if name in per_request else tokens for name in outputs}
         return GraphResult({name: made[:rows[name]] for name, made in outputs.items()}, miss, slot,
@@ -355,11 +328,11 @@ class AcceleratorGraphRunner(_Runner):
         Raises:
             RuntimeError: no resources, or one slot.
         """
-        ids = list(request_ids)
-        self._ahead = set(ids)
-        miss: str = self._core.pre_plan(
-            walk, self._info_text(additional_key_info), self._names.handles(ids),
-            None if inputs is None else list(inputs), False)
+        ids, given = list(request_ids), None if inputs is None else list(inputs)
+        with self._alone(self._plan_turn) as hand:
+            hand.key_info = self._info_text(additional_key_info)
+            miss: str = self._core.pre_plan(
+                walk, hand.key_info, self._names.plan_ahead(ids), given, False)
         return miss
 
     def _info_text(self, info: Hashable) -> str | None:
@@ -383,13 +356,13 @@ class AcceleratorGraphRunner(_Runner):
         name = self._names.name
         return ModelInputsFromEngine(
             [name(handle) for handle in real], [name(handle) for handle in padded],
-            dict(self.resources or {}), walk, slot, bool(capturing), self._regions)
+            dict(self.resources or {}), walk, slot, bool(capturing), self._hand.regions)
 
     def _declare(self, context: tuple[Any, ...], inputs: list[Any]) -> tuple[Any, ...]:
         lease = context[5]
         step = self.submodule.declare_step(self._engine_inputs(context), _unwrap(inputs))
         return (step or SubmoduleStep()).lower(self._names.handle,
-                                               self._key_info if lease is None else lease[3])
+                                               self._hand.key_info if lease is None else lease[3])
 
     def _preprocess(self, context: tuple[Any, ...], inputs: list[Any]) -> dict[str, Any]:
         made = self.submodule.preprocess(self._engine_inputs(context), _unwrap(inputs))
@@ -419,7 +392,7 @@ class AcceleratorGraphRunner(_Runner):
         for config in self.configs:
             info = self._info_text(config.additional_key_info)
             if lease is None:
-                found = context[0] in config.replay_graph_walks and info == self._key_info
+                found = context[0] in config.replay_graph_walks and info == self._hand.key_info
             else:
                 bs, tokens, walk, key_info = lease
                 sizes = config.capture_batch_sizes or _DEFAULT_BATCH_SIZES
@@ -486,6 +459,9 @@ class PiecewiseAcceleratorGraphRunner(_Runner):
 
     Raises:
         ValueError: a config that cannot be.
+
+    Calls from several threads wait for each other; a result is to be copied before the next run of
+    another thread.
     """
 
     def __init__(
@@ -555,12 +531,14 @@ class PiecewiseAcceleratorGraphRunner(_Runner):
                 requests there are.
         """
         arrays = {name: value for name, value in static_inputs.items() if _is_tensor(value)}
-        handles = None if request_ids is None else self._names.handles(request_ids)
-        slot, bs, total, real_len, outputs = self._core.run(
-            arrays, handles, None if seq_lens is None else tuple(seq_lens),
-            -1 if real_bs is None else real_bs)
-        if request_ids is not None:
-            self._names.forget_all_but(set(request_ids))
+        ids = None if request_ids is None else list(request_ids)
+        lengths = None if seq_lens is None else tuple(seq_lens)
+        with self._alone(self._turn):
+            slot, bs, total, real_len, outputs = self._core.run(
+                arrays, None if ids is None else self._names.handles(ids), lengths,
+                -1 if real_bs is None else real_bs)
+            if ids is not None:
+                self._names.forget_all_but(ids)
         return PiecewiseResult(outputs, slot, bs, total, real_len)
 
     def __repr__(self) -> str:

@@ -177,6 +177,8 @@ static int read_levels(const char *path, const json_t *traffic, cli_graph_plan *
         plan->levels[i] =
             (mstar_traffic_step){1, json_integer_value(tokens), json_integer_value(steps)};
         plan->num_steps += plan->levels[i].count;
+        if (plan->num_steps > INT32_MAX) /* else their tokens may pass an int64 */
+            return fail_at(path, "traffic.levels[%zu] makes it more than %d steps", i, INT32_MAX);
         plan->num_tokens += plan->levels[i].count * plan->levels[i].num_tokens;
     }
     plan->num_levels = (int64_t)count;

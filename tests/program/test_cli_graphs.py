@@ -368,6 +368,9 @@ class Show(ProgramTest):
         self.spoil(lambda d: d["buckets"][0].update(bs=0), "buckets[0].bs")
         self.spoil(lambda d: d["buckets"][0].update(bs="1"), "buckets[0].bs")
         self.spoil(lambda d: d["buckets"].pop(), "more tokens than the largest bucket")
+        most = 2**31 - 1
+        self.spoil(lambda d: d["traffic"].update(levels=[[most - 1, most], [most, most]]),
+                   "traffic.levels[1] makes it more than 2147483647 steps")
         self.spoil(lambda d: d["traffic"]["levels"].reverse(), "traffic.levels[1]")
         self.spoil(lambda d: d["traffic"]["levels"][0].append(3), "traffic.levels[0]")
         self.spoil(lambda d: d.pop("traffic"), "traffic.levels")

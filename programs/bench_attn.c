@@ -68,8 +68,9 @@ int cli_attn_work_read(const char *path, const json_t *object, cli_attn_work *wo
     work->q_cu = cli_problem_offsets(q_lens, &work->segments, &work->q_tokens);
     work->kv_cu = cli_problem_offsets(self ? q_lens : kv_lens, &kv_segments, &work->kv_tokens);
     if (work->q_cu == NULL || work->kv_cu == NULL || kv_segments != work->segments)
-        return cli_problem_fail(path, work->name,
-                                "its lengths are not as many, negative or too large");
+        return cli_problem_fail(
+            path, work->name,
+            "its lengths are not as many, no whole numbers, negative or too large");
     work->flops = count_flops(work);
     return CLI_OK;
 }

@@ -44,8 +44,8 @@ int32_t *cli_problem_offsets(const json_t *lengths, int64_t *segments, int64_t *
         return NULL;
     int32_t *offsets = calloc((size_t)*segments + 1, sizeof *offsets);
     for (int64_t i = 0; offsets != NULL && i < *segments; i++) {
-        int64_t length =
-            json_integer_value(repeat != NULL ? repeat : json_array_get(lengths, (size_t)i));
+        const json_t *item = repeat != NULL ? repeat : json_array_get(lengths, (size_t)i);
+        int64_t length = json_is_integer(item) ? json_integer_value(item) : -1;
         if (length < 0 || length > INT32_MAX - *tokens) {
             free(offsets);
             return NULL;

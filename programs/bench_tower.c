@@ -90,7 +90,8 @@ static int read_tower(const char *path, const json_t *object, cli_tower_config *
         return cli_problem_fail(path, name, "\"lens\" must be a list, or \"repeat\" and \"times\"");
     *cu = cli_problem_offsets(lens, &config->num_segments, &config->num_tokens);
     if (*cu == NULL || config->num_tokens == 0)
-        return cli_problem_fail(path, name, "its lengths are none, negative or too large");
+        return cli_problem_fail(path, name,
+                                "its lengths are none, no whole numbers, negative or too large");
     config->cu = *cu;
     return CLI_OK;
 }

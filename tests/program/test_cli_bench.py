@@ -138,7 +138,8 @@ class Bench(ProgramTest):
                              ({"head_dim": 257}, "256"), ({"norm": "both"}, "norm"),
                              ({"activation": "swish"}, "activation"), ({"lens": 7}, "lens"),
                              ({"lens": [3, -1]}, "lengths"), ({"lens": []}, "lengths"),
-                             ({"lens": [2**31 - 1, 1]}, "lengths"), ({"layers": 2.5}, "layers")):
+                             ({"lens": [2**31 - 1, 1]}, "lengths"), ({"lens": [3, 2.5]}, "whole"),
+                             ({"lens": [3, "4"]}, "whole"), ({"layers": 2.5}, "layers")):
             path = self.write("bad.json", json.dumps([TOWER | {"name": "odd"} | change]))
             self.fails(FAILED, "bench", "tower", "--workloads", path, words=["workload odd", word])
         self.fails(FAILED, "bench", "tower", "--workloads", self.write("bad.json", "{}"),

@@ -157,11 +157,11 @@ kernels: deps-check ## compile every GPU kernel for one card, and a program with
 	@build/kernels/mstar version | grep 'backends:.* cuda'
 
 # Each of these programs runs over the mock without an argument, and on the card that it is given.
-GPU_TESTS := cuda_attention cuda_rows cuda_linear cuda_encoder ops_rows ops_tokens ops_linear ops_linear_bits
+GPU_TESTS := cuda_attention cuda_rows cuda_linear cuda_encoder cuda_runner graph_runner region_runner ops_rows ops_tokens ops_linear ops_linear_bits
 # GPU_PYTHON has torch, pytest, numpy and hypothesis. Without torch the last line says NOT RUN (77);
 # anything else that keeps the Python tests from running is a failure.
 GPU_PYTHON ?= python3
-check-gpu: cuda ## the tests of attention, of operations and of the Python package on cuda:0
+check-gpu: cuda ## the tests of attention, operations, runners and the Python package on cuda:0
 	@for test in $(GPU_TESTS); do build/cuda/tests/test_$$test cuda:0 || exit 1; done
 	@$(GPU_PYTHON) python/tests/run_on_a_gpu.py build/cuda || [ $$? = 77 ]
 

@@ -199,7 +199,7 @@ static void put_peers(const json_t *problem, cli_report *report, json_t *row)
 
 int cli_bench_attn(const cli_options *options)
 {
-    mstar_dtype dtype = options->dtype == 1 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F32;
+    mstar_dtype dtype = (mstar_dtype)options->dtype;
     cli_session session = {0};
     cli_report report = {0};
     mstar_stream *stream = NULL;

@@ -102,7 +102,8 @@ static int bench_texts(cli_session *session, const cli_options *options, const c
         cli_bench_put_number(report, row, "tokens_per_s", (double)tokens / time);
         cli_bench_put_number(report, row, "gflops", flops / time * 1e-9);
         cli_bench_put_integer(report, row, "runs", runs);
-        code = put_shares(session, report);
+        if (session->machine.kind == MSTAR_DEVICE_CPU) /* where stages are timed */
+            code = put_shares(session, report);
     }
     free(run.vectors);
     free(run.results);
@@ -120,7 +121,7 @@ int cli_bench_embed(const cli_options *options)
     double peak = 0;
     int code = cli_bench_read_texts(options, &chunk);
     if (code == CLI_OK)
-        code = cli_session_open_device(&session, options->threads);
+        code = cli_session_open_named(&session, options->device, options->threads);
     double start = cli_bench_now();
     if (code == CLI_OK)
         code = cli_session_load(&session, options, options->prompt_name);

@@ -137,7 +137,7 @@ static int load(const cli_options *options, cli_session *session, pair *p)
 {
     mstar_encoder_desc desc;
     mstar_encoder_desc_init(&desc);
-    desc.dtype = options->dtype == 1 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F32;
+    desc.dtype = (mstar_dtype)options->dtype;
     desc.max_batch_tokens = (int32_t)options->batch_tokens;
     for (int i = 0; i < 2; i++) {
         desc.graphs = i;

@@ -92,7 +92,7 @@ int cli_bench_linear(const cli_options *options)
     float *memory = malloc(bytes);
     if (memory == NULL)
         return cli_fail_memory("products", bytes);
-    mstar_dtype dtype = options->dtype == 1 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F32;
+    mstar_dtype dtype = (mstar_dtype)options->dtype;
     cli_session session = {0};
     cli_report report = {0};
     mstar_stream *stream = NULL;

@@ -227,7 +227,7 @@ static int bench_tower(cli_session *session, mstar_stream *stream, const cli_tow
 static int bench_workload(const cli_options *options, cli_session *session, mstar_stream *stream,
                           const json_t *object, cli_report *report, double *peak)
 {
-    cli_tower_config config = {.dtype = options->dtype == 1 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F32};
+    cli_tower_config config = {.dtype = (mstar_dtype)options->dtype};
     int32_t *cu = NULL;
     int code = read_tower(options->workloads, object, &config, &cu);
     if (code == CLI_OK) {
@@ -250,7 +250,7 @@ static int bench_workload(const cli_options *options, cli_session *session, msta
 
 int cli_bench_tower(const cli_options *options)
 {
-    mstar_dtype dtype = options->dtype == 1 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F32;
+    mstar_dtype dtype = (mstar_dtype)options->dtype;
     cli_session session = {0};
     cli_report report = {0};
     mstar_stream *stream = NULL;

@@ -53,8 +53,9 @@ const cli_option_row cli_option_rows[] = {
      .kind = CLI_TEXT,
      .offset = AT(device),
      .otherwise = "the CPU",
-     .help = "cpu, or an NVIDIA GPU: cuda:0; of the benches, attn, plan, replay and tower take "
-             "it"},
+     .help =
+         "cpu, or an NVIDIA GPU: cuda:0; of the benches, attn, embed, plan, replay and tower take "
+         "it"},
     {.commands = CLI_BENCH,
      .name = "max-gflop",
      .value = "N",
@@ -189,11 +190,13 @@ const cli_option_row cli_option_rows[] = {
      .name = "dtype",
      .value = "DTYPE",
      .kind = CLI_CHOICE,
-     .choices = "f32|bf16",
+     .choices = "f32|bf16|f16",
      .initial = "f32",
      .env = "MSTAR_DTYPE",
      .offset = AT(dtype),
-     .help = "storage of weights and activations; sums are f32 in both, and so are the vectors"},
+     .help =
+         "storage of weights and activations, f16 on GPUs alone; sums are f32 in all, and so are "
+         "the vectors"},
     {.commands = ENCODING,
      .name = "pooling",
      .value = "MODE",

@@ -39,7 +39,7 @@ typedef struct cli_options {
     int64_t max_gflop, check_goals;
     const char *prompt_name, *query_prompt_name, *query;
     int64_t input_format, format;              /* of the command */
-    int64_t dtype;                             /* a mstar_dtype: f32 and bf16 are 0 and 1 */
+    int64_t dtype;                             /* a mstar_dtype: f32, bf16 and f16 are 0, 1 and 2 */
     int64_t pooling;                           /* -1: as the folder says */
     int64_t truncate;                          /* a mstar_truncate */
     int64_t max_tokens, threads, batch_tokens; /* -1: not given */

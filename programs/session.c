@@ -101,14 +101,14 @@ int cli_session_load(cli_session *session, const cli_options *options, const cha
     int64_t *tokens = NULL;
     mstar_encoder_desc desc;
     mstar_encoder_desc_init(&desc);
-    desc.dtype = options->dtype == 1 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F32;
+    desc.dtype = (mstar_dtype)options->dtype;
     desc.pooling = (int32_t)options->pooling;
     desc.normalize = options->no_normalize ? 0 : -1;
     desc.max_tokens = options->max_tokens;
     desc.truncate = (mstar_truncate)options->truncate;
     desc.max_batch_tokens = (int32_t)options->batch_tokens;
     desc.prompt_name = prompt_name;
-    desc.timing = options->command == CLI_BENCH;
+    desc.timing = options->command == CLI_BENCH && session->machine.kind == MSTAR_DEVICE_CPU;
     desc.graphs = options->graphs != NULL && strcmp(options->graphs, "off") != 0;
     int code = CLI_OK;
     if (desc.graphs && strcmp(options->graphs, "on") != 0)

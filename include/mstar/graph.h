@@ -348,7 +348,7 @@ typedef struct mstar_piecewise_call_inputs {
 typedef mstar_status (*mstar_capture_fn)(void *user, const mstar_piecewise_call_inputs *inputs,
                                          mstar_tensors *outputs);
 /* The input buffers of a shape, called once for each (shape, slot). A tensor without data is
- * memory that the runner brings, zeroed. */
+ * memory that the runner brings, zeroed: the device's, for integers the host's. */
 typedef mstar_status (*mstar_make_static_inputs)(void *user, const mstar_capture_shape *shape,
                                                  mstar_tensors *inputs);
 /* The region's own resource work over the padded batch: fills *step, which starts empty, or leaves

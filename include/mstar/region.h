@@ -83,8 +83,9 @@ MSTAR_API mstar_status mstar_graph_runner_add_region(mstar_graph_runner *runner,
 typedef struct mstar_region_call {
     uint32_t struct_size;
     uint32_t reserved;
-    const mstar_tensors *inputs; /* host memory, by name; names that the region lacks are ignored,
-                                    buffers that are not named keep their contents */
+    const mstar_tensors *inputs; /* by name, host memory or the device's (integers: host); names
+                                    that the region lacks are ignored, buffers that are not named
+                                    keep their contents. Device memory is read in stream order */
     const int64_t *requests;     /* each >= 0, none twice; NULL: the region's resources are not
                                     touched */
     int64_t num_requests;
@@ -100,6 +101,7 @@ typedef struct mstar_region_result {
     int64_t bs, total_tokens; /* of the shape */
     int64_t real_len;         /* rows of outputs: real tokens (packed), real requests (batched) */
     const mstar_tensors *outputs; /* views of the first real_len rows, until the next run */
+    mstar_stream *stream;         /* the region's, that results come in order of. Borrowed */
 } mstar_region_result;
 
 /*
@@ -109,8 +111,9 @@ typedef struct mstar_region_result {
 MSTAR_API mstar_status mstar_region_runner_run(mstar_region_runner *runner,
                                                const mstar_region_call *call,
                                                mstar_region_result *result);
-/* Copies one result into memory of the caller's, a compact tensor of the same dtype and shape.
- * MSTAR_NOT_FOUND for a name that there is not. */
+/* Copies one result into memory of the caller's, a compact tensor of the same dtype and shape; from
+ * a device in stream order, and waits for a copy in host memory. MSTAR_NOT_FOUND for a name that
+ * there is not. */
 MSTAR_API mstar_status mstar_region_result_copy(const mstar_region_result *result, const char *name,
                                                 const mstar_tensor *copy);
 

@@ -45,8 +45,10 @@ typedef struct mstar_frame {
        runs, the stream's live row count is num_tokens; a forward whose operation works on requests
        sets num_requests, and num_tokens again (mstar_stream_set_rows). */
     const int64_t *num_tokens, *num_requests;
-    const mstar_tensors *inputs;  /* what preprocess gave; static buffers under a lease */
-    const mstar_tensors *scratch; /* what lay_out asked for; contents undefined */
+    const mstar_tensors *inputs;  /* what preprocess gave; static buffers under a lease. On a GPU
+                                     numbers are in its memory; integers are host memory, as
+                                     operations read ids, positions and offsets */
+    const mstar_tensors *scratch; /* what lay_out asked for, the device's; contents undefined */
 } mstar_frame;
 
 /*
@@ -61,7 +63,8 @@ typedef struct mstar_node_hooks {
     mstar_status (*declare)(void *user, const mstar_step_context *context,
                             const mstar_node_input *inputs, int64_t count, mstar_step *step);
     /* Adds the tensors, host memory, that forward reads, and does the step's host work. Under a
-       lease they are copied to static buffers of the same names before the next call of a hook. */
+       lease they are copied to static buffers of the same names before the next call of a hook;
+       on a GPU an eager step's numbers are sent there as well. */
     mstar_status (*preprocess)(void *user, const mstar_step_context *context,
                                const mstar_node_input *inputs, int64_t count,
                                mstar_tensors *tensors);
@@ -171,6 +174,8 @@ MSTAR_API mstar_status mstar_graph_runner_step(mstar_graph_runner *runner,
  * finds that done. inputs may be NULL where they are not built yet: then a batched capture is
  * meant. *miss: NONE, or why the step will not be replayed and nothing was planned. A step that is
  * being made ready is waited for; a plan that serves no step after all is dropped.
+ * On a GPU the plan is sent on step->stream, NULL: a stream of the runner's for plans alone; it
+ * waits there for the step that used the slot last, and the step that comes waits for the plan.
  * MSTAR_OUT_OF_ORDER without resources or with one slot; MSTAR_NOT_SUPPORTED when a resource
  * cannot.
  */

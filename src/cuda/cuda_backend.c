@@ -244,6 +244,22 @@ static mstar_status cuda_copy(mstar_stream *stream, void *destination, const voi
     return status;
 }
 
+static mstar_status cuda_clear(mstar_stream *stream, void *memory, size_t bytes)
+{
+    const mst_cuda *cuda = mst_cuda_of(stream->device);
+    void *handle = mst_cuda_handle(stream);
+    if (bytes == 0)
+        return MSTAR_OK;
+    MST_TRY(mst_cuda_enter(cuda));
+    mstar_status status = mst_cuda_check_not_capturing(cuda, handle, "clearing of memory");
+    if (status == MSTAR_OK)
+        status = mst_cuda_check(
+            cuda->driver, cuda->driver->memory_set(mst_cuda_address(memory), 0, bytes, handle),
+            "clearing device memory");
+    mst_cuda_leave(cuda);
+    return status;
+}
+
 /* ---- streams and events ---------------------------------------------------------------------- */
 
 static mstar_status make_stream(mstar_stream *stream, void *handle, bool is_own)
@@ -389,6 +405,7 @@ const mst_backend *mst_cuda_backend(void)
         .memory_alloc = cuda_memory_alloc,
         .memory_free = cuda_memory_free,
         .copy = cuda_copy,
+        .clear = cuda_clear,
         .stream_open = stream_open,
         .stream_wrap = stream_wrap,
         .stream_native = stream_native,

@@ -183,6 +183,8 @@ struct mst_backend {
                                  void **memory); /* zeroed, 256-aligned */
     void (*memory_free)(mstar_device *device, void *memory);
     mstar_status (*copy)(mstar_stream *stream, void *destination, const void *source, size_t bytes);
+    /* Zeroes device memory in stream order; not recorded. NULL where memory is the host's. */
+    mstar_status (*clear)(mstar_stream *stream, void *memory, size_t bytes);
 
     mstar_status (*stream_open)(mstar_stream *stream);
     /* The same over a stream of the caller's; NULL where there are none. */
@@ -285,6 +287,12 @@ struct mst_backend {
     mstar_status (*normalize)(mstar_stream *stream, int64_t num_rows, int64_t width, mst_rows x,
                               mst_rows out);
 };
+
+/* Whether the device's memory is the host's. */
+static inline bool mst_device_is_host(const mstar_device *device)
+{
+    return device->backend->kind == MSTAR_DEVICE_CPU;
+}
 
 /* registry.c: backend by the part of a device name before ':'; NULL when there is none. */
 const mst_backend *mst_backend_find(const char *name, size_t name_bytes);

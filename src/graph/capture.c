@@ -75,7 +75,7 @@ mstar_status mst_ready_capture(mstar_graph_runner *runner, int64_t index,
                         "lay_out asks for %zu bytes now; when the runner was prepared it asked for "
                         "%zu",
                         bytes, bucket->scratch_bytes);
-    mst_scratch_place(&capture->scratch, mstar_buffer_get_data(runner->pool));
+    mst_scratch_place(&capture->scratch, runner->device, mstar_buffer_get_data(runner->pool));
     capture->num_tokens = bucket->size.num_tokens;
     capture->num_requests = bucket->size.bs;
     *frame = (mstar_frame){

@@ -13,6 +13,7 @@
 typedef struct mst_region_capture {
     mstar_tensors inputs;  /* of the shape, all with memory */
     mstar_buffer *memory;  /* behind those that came without */
+    void *host_memory;     /* the same for integers where the device has memory of its own */
     mstar_tensors outputs; /* of the shape, in out */
     mstar_buffer *out;
     mstar_graph *graph; /* NULL: not captured */

@@ -78,11 +78,13 @@ static mstar_status make_inputs(mstar_region_runner *runner, int64_t shape, int3
         config->make_static_inputs(config->user, &runner->shapes.items[shape], &capture->inputs);
     if (status != MSTAR_OK)
         return mst_fail(status, "make_static_inputs answers \"%s\"", mstar_status_text(status));
-    size_t bytes = 0;
+    size_t bytes = 0, host_bytes = 0;
+    MST_TRY(mst_scratch_place_host(&capture->inputs, runner->device, &capture->host_memory,
+                                   &host_bytes));
     MST_TRY(mst_scratch_bytes(&capture->inputs, true, &bytes));
     MST_TRY(mstar_buffer_create(runner->device, bytes, &capture->memory));
-    mst_scratch_place(&capture->inputs, mstar_buffer_get_data(capture->memory));
-    runner->info.static_input_bytes += bytes;
+    mst_scratch_place(&capture->inputs, runner->device, mstar_buffer_get_data(capture->memory));
+    runner->info.static_input_bytes += bytes + host_bytes;
     return MSTAR_OK;
 }
 
@@ -164,7 +166,7 @@ static mstar_status make_outputs(mstar_region_runner *runner, mst_region_capture
     }
     MST_TRY(mst_scratch_bytes(&capture->outputs, false, &bytes));
     MST_TRY(mstar_buffer_create(runner->device, bytes, &capture->out));
-    mst_scratch_place(&capture->outputs, mstar_buffer_get_data(capture->out));
+    mst_scratch_place(&capture->outputs, runner->device, mstar_buffer_get_data(capture->out));
     runner->info.output_bytes += bytes;
     return MSTAR_OK;
 }

@@ -42,10 +42,8 @@ static mstar_status check_desc(mstar_device *device, const mstar_region_runner_d
     if (desc->config->info.declare_step != NULL && desc->resources == NULL)
         return mst_fail(MSTAR_INVALID_ARGUMENT,
                         "desc.config declares steps and desc.resources is NULL");
-    if (device->backend->kind != MSTAR_DEVICE_CPU)
-        return mst_fail(MSTAR_NOT_SUPPORTED,
-                        "device \"%s\": the runner serves CPUs only at present",
-                        device->backend->name);
+    if (desc->stream->device != device)
+        return mst_fail(MSTAR_INVALID_ARGUMENT, "desc.stream was made on another device");
     return MSTAR_OK;
 }
 
@@ -169,6 +167,7 @@ void mstar_region_runner_destroy(mstar_region_runner *runner)
         mstar_tensors_release(&capture->inputs);
         mstar_tensors_release(&capture->outputs);
         mstar_buffer_destroy(capture->memory);
+        mst_free(capture->host_memory);
         mstar_buffer_destroy(capture->out);
     }
     mstar_step_destroy(runner->step);
@@ -237,8 +236,28 @@ int mstar_region_runner_can_lease(const mstar_region_runner *runner, const mstar
 
 /* ---- running --------------------------------------------------------------------------------- */
 
+/* Rows of so many bytes to the start of a buffer, zeros behind them. */
+static mstar_status fill_rows(mstar_stream *stream, const mstar_tensor *from,
+                              const mstar_tensor *to, size_t row)
+{
+    const mst_backend *backend = stream->device->backend;
+    size_t bytes = row * (size_t)from->shape[0];
+    size_t rest = row * (size_t)(to->shape[0] - from->shape[0]);
+    if (to->device_kind != MSTAR_DEVICE_CPU) {
+        if (bytes > 0)
+            MST_TRY(backend->copy(stream, to->data, from->data, bytes));
+        return rest > 0 ? backend->clear(stream, (char *)to->data + bytes, rest) : MSTAR_OK;
+    }
+    if (bytes > 0)
+        memcpy(to->data, from->data, bytes);
+    if (rest > 0)
+        memset((char *)to->data + bytes, 0, rest);
+    return MSTAR_OK;
+}
+
 /* The call's tensors to the start of the buffers of their names, zeros behind them. */
-static mstar_status stage(const mst_region_capture *capture, const mstar_tensors *inputs)
+static mstar_status stage(const mst_region_capture *capture, const mstar_tensors *inputs,
+                          mstar_stream *stream)
 {
     for (int64_t i = 0; inputs != NULL && i < inputs->count; i++) {
         const mstar_tensor *from = &inputs->items[i].tensor;
@@ -262,10 +281,8 @@ static mstar_status stage(const mst_region_capture *capture, const mstar_tensors
                 "input \"%.64s\" does not fit its buffer: same dtype and rank, compact, "
                 "at most as many rows and the other dimensions equal",
                 inputs->items[i].name);
-        size_t bytes = row * (size_t)from->shape[0];
-        if (bytes > 0)
-            memcpy(to->data, from->data, bytes);
-        memset((char *)to->data + bytes, 0, row * (size_t)(to->shape[0] - from->shape[0]));
+        MST_TRY(mst_input_check_place(inputs->items[i].name, from, to, true));
+        MST_TRY(fill_rows(stream, from, to, row));
     }
     return MSTAR_OK;
 }
@@ -349,7 +366,7 @@ static mstar_status serve(mstar_region_runner *runner, const mstar_region_call *
     int32_t slot = mst_region_take_slot(runner);
     mst_region_capture *capture = &runner->captures[index * runner->num_slots + slot];
     bool packed = runner->config->info.type == MSTAR_PIECEWISE_PACKED;
-    MST_TRY(stage(capture, call->inputs));
+    MST_TRY(stage(capture, call->inputs, runner->stream));
     MST_TRY(mst_region_handles(runner, slot, call->requests,
                                call->requests != NULL ? call->num_requests : 0, shape->bs));
     capture->num_tokens = packed ? tokens : shape->total_tokens;
@@ -369,7 +386,8 @@ static mstar_status serve(mstar_region_runner *runner, const mstar_region_call *
                                     .bs = shape->bs,
                                     .total_tokens = shape->total_tokens,
                                     .real_len = real_len,
-                                    .outputs = &runner->results};
+                                    .outputs = &runner->results,
+                                    .stream = runner->stream};
     return MSTAR_OK;
 }
 
@@ -403,11 +421,28 @@ mstar_status mstar_region_runner_run(mstar_region_runner *runner, const mstar_re
     return mst_info_write("result", &made, sizeof made, result);
 }
 
+/* After what the region's stream has been given; host memory is there on return. */
+static mstar_status copy_from_device(const mstar_region_result *result, const void *from,
+                                     const mstar_tensor *copy, size_t bytes)
+{
+    mstar_stream *stream = result->stream;
+    if (stream == NULL)
+        return mst_fail(MSTAR_INVALID_ARGUMENT,
+                        "result.struct_size is %u; a copy from a device needs result.stream, which "
+                        "lies behind it",
+                        result->struct_size);
+    MST_TRY(mst_capture_refuse("copy of a region's result"));
+    MST_TRY(stream->device->backend->copy(stream, copy->data, from, bytes));
+    return copy->device_kind == MSTAR_DEVICE_CPU ? mstar_stream_synchronize(stream) : MSTAR_OK;
+}
+
 mstar_status mstar_region_result_copy(const mstar_region_result *result, const char *name,
                                       const mstar_tensor *copy)
 {
     MST_TRY(mst_check_not_null("result", result));
-    const mstar_tensor *from = mstar_tensors_find(result->outputs, name);
+    mstar_region_result full = {.struct_size = result->struct_size};
+    MST_TRY(mst_desc_read("result", result, &full, sizeof full));
+    const mstar_tensor *from = mstar_tensors_find(full.outputs, name);
     if (from == NULL)
         return mst_fail(MSTAR_NOT_FOUND, "the region has no result \"%.64s\"",
                         name != NULL ? name : "");
@@ -424,7 +459,11 @@ mstar_status mstar_region_result_copy(const mstar_region_result *result, const c
                             (long long)copy->strides[dim], dim, (long long)from->strides[dim]);
         bytes *= (size_t)from->shape[dim];
     }
-    if (bytes > 0)
+    if (bytes == 0)
+        return MSTAR_OK;
+    if (from->device_kind == MSTAR_DEVICE_CPU && copy->device_kind == MSTAR_DEVICE_CPU) {
         memcpy(copy->data, from->data, bytes);
-    return MSTAR_OK;
+        return MSTAR_OK;
+    }
+    return copy_from_device(&full, from->data, copy, bytes);
 }

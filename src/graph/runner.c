@@ -199,7 +199,8 @@ static mstar_status fill(const mstar_graph_runner_desc *desc, mstar_graph_runner
     MST_TRY(mstar_stream_create(runner->device, desc->num_threads, &runner->stream));
     MST_TRY(make_configs(desc, runner));
     MST_TRY(make_buckets(runner));
-    return make_slots(runner);
+    MST_TRY(make_slots(runner));
+    return mst_order_open(runner);
 }
 
 mstar_status mstar_graph_runner_create(mstar_device *device, const mstar_graph_runner_desc *given,
@@ -216,6 +217,7 @@ mstar_status mstar_graph_runner_create(mstar_device *device, const mstar_graph_r
     mstar_graph_runner *made;
     MST_TRY(mst_alloc_zero(sizeof *made, "a graph runner", (void **)&made));
     made->device = device;
+    made->latest_slot = made->open_slot = -1;
     made->hooks = hooks;
     if (pthread_mutex_init(&made->lock, NULL) != 0) {
         mst_free(made);
@@ -254,11 +256,13 @@ void mstar_graph_runner_destroy(mstar_graph_runner *runner)
 {
     if (runner == NULL)
         return;
+    (void)mst_order_wait(runner);
     for (int64_t i = 0; i < runner->padding_added; i++)
         mstar_resources_remove_request(runner->resources, -2 - i);
     for (int64_t i = 0; runner->captures != NULL && i < runner->num_buckets * runner->num_slots;
          i++)
         mst_capture_clear(&runner->captures[i]);
+    mst_order_close(runner);
     for (int32_t i = 0; runner->slots != NULL && i < runner->num_slots; i++) {
         mstar_step_destroy(runner->slots[i].step);
         mst_free(runner->slots[i].handles);
@@ -269,10 +273,12 @@ void mstar_graph_runner_destroy(mstar_graph_runner *runner)
         mst_static_inputs_release(&runner->config_states[i].inputs);
     }
     mstar_tensors_release(&runner->staged);
+    mstar_tensors_release(&runner->eager_inputs);
     mstar_tensors_release(&runner->eager_scratch);
     mstar_tensors_release(&runner->eager_outputs);
     mstar_buffer_destroy(runner->pool);
     mstar_buffer_destroy(runner->eager_pool);
+    mstar_buffer_destroy(runner->eager_input_pool);
     mstar_stream_destroy(runner->stream);
     mst_free(runner->captures);
     mst_free(runner->captured);

@@ -18,8 +18,32 @@ mstar_status mst_scratch_lay_out(const mstar_graph_runner *runner, mstar_frame_s
                                  mstar_tensors *scratch, size_t *bytes);
 /* Bytes of the tensors that have no data; one with data is refused unless it may be there. */
 mstar_status mst_scratch_bytes(const mstar_tensors *scratch, bool may_have_data, size_t *bytes);
-/* Gives every tensor without data its place in a block of at least that many bytes. */
-void mst_scratch_place(mstar_tensors *scratch, void *block);
+/* Gives every tensor without data its place in a block of the device's memory of at least that many
+ * bytes. */
+void mst_scratch_place(mstar_tensors *scratch, const mstar_device *device, void *block);
+/* The same for those that are host memory whatever the device, in a zeroed block that is made for
+ * them; none on a processor. */
+mstar_status mst_scratch_place_host(mstar_tensors *scratch, const mstar_device *device,
+                                    void **block, size_t *bytes);
+
+/* ---- device_inputs.c: where a device reads a step's tensors ---------------------------------- */
+
+/* Whether inputs of this dtype stay host memory: integers do on every device. */
+bool mst_input_is_host(const mstar_device *device, mstar_dtype dtype);
+/* Says that the tensor's data is the device's memory. */
+void mst_put_on_device(const mstar_device *device, mstar_tensor *tensor);
+/* INVALID_ARGUMENT where from lies on a device and cannot be copied to `to` in one piece. */
+mstar_status mst_input_check_place(const char *name, const mstar_tensor *from,
+                                   const mstar_tensor *to, bool same_layout);
+bool mst_is_same_layout(const mstar_tensor *a, const mstar_tensor *b);
+/* Both host memory, of one shape. */
+void mst_copy_elements(const mstar_tensor *from, const mstar_tensor *to, size_t count);
+/* Host memory to the device, gathered on the way; to fills the bytes from its data on. */
+mstar_status mst_send_gathered(mstar_stream *stream, const mstar_tensor *from,
+                               const mstar_tensor *to, size_t bytes);
+/* What the forward of an eager step reads: runner->staged, numbers sent to the device. */
+mstar_status mst_eager_inputs(mstar_graph_runner *runner, mstar_stream *stream,
+                              const mstar_tensors **inputs);
 
 /* ---- static_inputs.c: buffers that captures read --------------------------------------------- */
 
@@ -31,7 +55,8 @@ typedef struct mst_static_input {
     int32_t dim;                   /* that varies; stored first */
     int64_t shape[MSTAR_MAX_RANK]; /* of the largest; shape[dim] is the room */
     size_t bytes;
-    mstar_buffer *buffer;
+    mstar_buffer *buffer; /* NULL: host memory of a device that has its own */
+    void *data;           /* of either */
 } mst_static_input;
 
 typedef struct mst_static_inputs {
@@ -119,6 +144,8 @@ typedef struct mst_slot {
     mstar_step *step;         /* NULL: the node has no resources */
     int64_t *handles;         /* max_bs */
     mstar_node_input *padded; /* max_bs, borrowed records */
+    mstar_event *done;        /* after the latest step in this slot; NULL on a processor */
+    mstar_event *planned;     /* after the latest plan made ahead; NULL on a processor */
 } mst_slot;
 
 typedef enum mst_runner_phase {
@@ -169,9 +196,12 @@ struct mstar_graph_runner {
     int64_t max_bs;
     int64_t num_padding, padding_added; /* handles that pad, from -2 down */
     mst_slot *slots;
-    mstar_tensors staged; /* what preprocess gave */
-    mstar_buffer *eager_pool;
-    mstar_tensors eager_scratch, eager_outputs;
+    int32_t latest_slot;       /* of the latest step; -1: none, or a processor */
+    int32_t open_slot;         /* of the step in progress; the same */
+    mstar_stream *plan_stream; /* of plans made ahead; NULL on a processor */
+    mstar_tensors staged;      /* what preprocess gave */
+    mstar_buffer *eager_pool, *eager_input_pool;
+    mstar_tensors eager_inputs, eager_scratch, eager_outputs;
     int64_t eager_tokens, eager_requests; /* live counts of eager steps */
     struct mstar_region_runner **regions; /* of the node, in the order added */
     const char **region_labels;           /* that hold a lease in the step at hand */
@@ -185,6 +215,26 @@ void mst_capture_clear(mst_capture *capture);
 void mst_tensors_clear(mstar_tensors *tensors);
 /* Nanoseconds on a clock that never goes back. */
 int64_t mst_runner_now(void);
+
+/* ---- stream_order.c: what steps and plans wait for on a device that works on its own --------- */
+
+mstar_status mst_order_open(mstar_graph_runner *runner);
+void mst_order_close(mstar_graph_runner *runner);
+size_t mst_order_bytes(const mstar_graph_runner *runner);
+/* The host waits for the latest step: before memory that it uses is given back. */
+mstar_status mst_order_wait(const mstar_graph_runner *runner);
+/* Around a step in a slot. end: whatever the step's status, which it passes on, and however far the
+ * step came. */
+mstar_status mst_order_begin(mstar_graph_runner *runner, int32_t slot, mstar_stream *stream);
+mstar_status mst_order_end(mstar_graph_runner *runner, mstar_stream *stream, mstar_status status);
+/* Around a plan that is made ahead into a slot. */
+mstar_status mst_order_plan_begin(mstar_graph_runner *runner, int32_t slot, mstar_stream *stream);
+mstar_status mst_order_plan_end(mstar_graph_runner *runner, int32_t slot, mstar_stream *stream);
+
+/* ---- serve_step.c ---------------------------------------------------------------------------- */
+
+/* Grows a buffer of eager steps to so many bytes; what it held is lost. */
+mstar_status mst_eager_reserve(mstar_graph_runner *runner, size_t bytes, mstar_buffer **buffer);
 
 /* ---- step_work.c: one step's way through hooks and resources --------------------------------- */
 

@@ -38,6 +38,11 @@ static size_t buffer_bytes(const mstar_buffer *buffer, const mstar_device *devic
     return buffer != NULL ? mst_buffer_cost(device, mstar_buffer_get_bytes(buffer)) : 0;
 }
 
+static size_t input_bytes(const mst_static_input *input, const mstar_device *device)
+{
+    return input->buffer != NULL ? buffer_bytes(input->buffer, device) : input->bytes;
+}
+
 static size_t configs_bytes(const mstar_graph_runner *runner)
 {
     size_t each = sizeof *runner->configs + sizeof *runner->config_states;
@@ -47,8 +52,8 @@ static size_t configs_bytes(const mstar_graph_runner *runner)
         bytes += node_inputs_bytes(&runner->config_states[i].padding);
         bytes += (size_t)inputs->capacity * sizeof *inputs->items;
         for (int64_t j = 0; j < inputs->count; j++)
-            bytes += strlen(inputs->items[j].name) + 1 +
-                     buffer_bytes(inputs->items[j].buffer, runner->device);
+            bytes +=
+                strlen(inputs->items[j].name) + 1 + input_bytes(&inputs->items[j], runner->device);
     }
     return bytes;
 }
@@ -80,6 +85,7 @@ size_t mst_runner_bytes(const mstar_graph_runner *runner)
 {
     size_t bytes = sizeof *runner + strlen(runner->node) + 1 + sizeof *runner->stream;
     bytes += configs_bytes(runner) + slots_bytes(runner) + buckets_bytes(runner);
+    bytes += mst_order_bytes(runner);
     bytes += (size_t)runner->regions_capacity * sizeof(struct mstar_region_runner *);
     bytes += (size_t)runner->labels_capacity * sizeof *runner->region_labels;
     return bytes + buffer_bytes(runner->pool, runner->device) +

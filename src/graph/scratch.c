@@ -60,7 +60,7 @@ mstar_status mst_scratch_lay_out(const mstar_graph_runner *runner, mstar_frame_s
     return MSTAR_OK;
 }
 
-void mst_scratch_place(mstar_tensors *scratch, void *block)
+void mst_scratch_place(mstar_tensors *scratch, const mstar_device *device, void *block)
 {
     char *at = block;
     for (int64_t i = 0; i < scratch->count; i++) {
@@ -70,6 +70,39 @@ void mst_scratch_place(mstar_tensors *scratch, void *block)
             continue;                     /* it came with memory of its own */
         (void)view_bytes(tensor, &piece); /* they have been added up */
         tensor->data = piece > 0 ? at : NULL;
+        mst_put_on_device(device, tensor);
         at += piece;
     }
+}
+
+/* Those of the list that stay host memory and have none yet; to is given to them piece by piece. */
+static mstar_status host_pieces(mstar_tensors *scratch, const mstar_device *device, char *to,
+                                size_t *bytes)
+{
+    *bytes = 0;
+    for (int64_t i = 0; i < scratch->count; i++) {
+        mstar_tensor *tensor = &scratch->items[i].tensor;
+        size_t piece;
+        if (tensor->data != NULL || !mst_input_is_host(device, tensor->dtype))
+            continue;
+        MST_TRY(view_bytes(tensor, &piece));
+        if (to != NULL && piece > 0)
+            tensor->data = to + *bytes;
+        MST_TRY(mst_size_add(*bytes, piece, bytes));
+    }
+    return MSTAR_OK;
+}
+
+mstar_status mst_scratch_place_host(mstar_tensors *scratch, const mstar_device *device,
+                                    void **block, size_t *bytes)
+{
+    *block = NULL;
+    *bytes = 0;
+    if (mst_device_is_host(device))
+        return MSTAR_OK;
+    MST_TRY(host_pieces(scratch, device, NULL, bytes));
+    if (*bytes == 0)
+        return MSTAR_OK;
+    MST_TRY(mst_alloc_zero(*bytes, "integers among static inputs", block));
+    return host_pieces(scratch, device, *block, bytes);
 }

@@ -109,6 +109,7 @@ static mstar_status make_ready(mstar_graph_runner *runner, const mstar_runner_st
     int32_t slot = runner->next_slot;
     runner->next_slot = (slot + 1) % runner->num_slots;
     MST_TRY(pad(runner, step, index, slot, leased));
+    MST_TRY(mst_order_begin(runner, slot, step->stream));
     return mst_prepare_step(runner, leased->slot->step, &leased->context, leased->slot->padded,
                             leased->bucket->size.bs);
 }
@@ -134,6 +135,7 @@ static mstar_status replay(mstar_graph_runner *runner, const mstar_runner_step *
     (void)pthread_mutex_unlock(&runner->lock);
     if (status == MSTAR_OK)
         status = launch(runner, step, &leased);
+    status = mst_order_end(runner, step->stream, status);
     mst_reset_padding(runner, &leased.context, 1);
     MST_TRY(status);
     count_replay(runner, &leased);
@@ -150,21 +152,32 @@ static mstar_status replay(mstar_graph_runner *runner, const mstar_runner_step *
 
 /* ---- eager ----------------------------------------------------------------------------------- */
 
+mstar_status mst_eager_reserve(mstar_graph_runner *runner, size_t bytes, mstar_buffer **buffer)
+{
+    size_t have = mstar_buffer_get_bytes(*buffer);
+    if (bytes <= have)
+        return MSTAR_OK;
+    mstar_buffer *grown;
+    MST_TRY(mstar_buffer_create(runner->device, bytes, &grown));
+    mstar_status status = mst_order_wait(runner); /* the latest step may still read it */
+    if (status != MSTAR_OK) {
+        mstar_buffer_destroy(grown);
+        return status;
+    }
+    mstar_buffer_destroy(*buffer);
+    *buffer = grown;
+    atomic_fetch_add(&runner->stats.eager_bytes, bytes - have);
+    return MSTAR_OK;
+}
+
 /* The scratch of eager steps grows to what the largest of them needs. */
 static mstar_status reserve(mstar_graph_runner *runner, mstar_frame_size size)
 {
     size_t bytes;
     MST_TRY(mst_scratch_lay_out(runner, size, &runner->eager_scratch, &bytes));
-    size_t have = runner->eager_pool != NULL ? mstar_buffer_get_bytes(runner->eager_pool) : 0;
-    if (bytes > have) {
-        mstar_buffer *grown;
-        MST_TRY(mstar_buffer_create(runner->device, bytes, &grown));
-        mstar_buffer_destroy(runner->eager_pool);
-        runner->eager_pool = grown;
-        atomic_store(&runner->stats.eager_bytes, bytes);
-    }
-    if (runner->eager_pool != NULL)
-        mst_scratch_place(&runner->eager_scratch, mstar_buffer_get_data(runner->eager_pool));
+    MST_TRY(mst_eager_reserve(runner, bytes, &runner->eager_pool));
+    mst_scratch_place(&runner->eager_scratch, runner->device,
+                      mstar_buffer_get_data(runner->eager_pool));
     return MSTAR_OK;
 }
 
@@ -186,6 +199,7 @@ static mstar_status ready_eager(mstar_graph_runner *runner, const mstar_runner_s
     };
     if (!step->eager)
         MST_TRY(mst_lease_regions(runner, step, context));
+    MST_TRY(mst_order_begin(runner, slot, step->stream));
     return mst_prepare_step(runner, runner->slots[slot].step, context, step->inputs, step->count);
 }
 
@@ -199,6 +213,8 @@ static mstar_status eager_step(mstar_graph_runner *runner, const mstar_runner_st
     mstar_status status = ready_eager(runner, step, &context);
     (void)pthread_mutex_unlock(&runner->lock);
     MST_TRY(status);
+    const mstar_tensors *inputs;
+    MST_TRY(mst_eager_inputs(runner, step->stream, &inputs));
     runner->eager_tokens = tokens;
     runner->eager_requests = step->count;
     const mstar_frame frame = {
@@ -208,7 +224,7 @@ static mstar_status eager_step(mstar_graph_runner *runner, const mstar_runner_st
         .size = size,
         .num_tokens = &runner->eager_tokens,
         .num_requests = &runner->eager_requests,
-        .inputs = &runner->staged,
+        .inputs = inputs,
         .scratch = &runner->eager_scratch,
     };
     MST_TRY(mst_run_forward(runner, &frame, &runner->eager_outputs));
@@ -230,6 +246,7 @@ static mstar_status run_eager(mstar_graph_runner *runner, const mstar_runner_ste
                               int64_t tokens, mstar_graph_miss miss, mstar_runner_result *result)
 {
     mstar_status status = eager_step(runner, step, tokens, miss, result);
+    status = mst_order_end(runner, step->stream, status);
     mst_return_leases(runner);
     return status;
 }
@@ -300,6 +317,8 @@ mstar_status mstar_graph_runner_pre_plan(mstar_graph_runner *runner, const mstar
                         "this one has %s and %d",
                         runner->node, runner->hooks.declare != NULL ? "resources" : "none",
                         runner->num_slots);
+    if (step.stream == NULL)
+        step.stream = runner->plan_stream;
     int64_t tokens = -1;
     if (step.inputs != NULL)
         MST_TRY(mst_count_tokens(step.inputs, step.count, 1, &tokens));
@@ -315,10 +334,14 @@ mstar_status mstar_graph_runner_pre_plan(mstar_graph_runner *runner, const mstar
     if (status == MSTAR_OK)
         status =
             mst_declare(runner, slot->step, &leased.context, slot->padded, leased.bucket->size.bs);
+    if (status == MSTAR_OK)
+        status = mst_order_plan_begin(runner, leased.context.slot, step.stream);
     if (status == MSTAR_OK) {
         mstar_resources_drop_pre_plan(runner->resources, leased.context.slot);
         status = mstar_resources_pre_plan(runner->resources, &leased.context, slot->step);
     }
+    if (status == MSTAR_OK)
+        status = mst_order_plan_end(runner, leased.context.slot, step.stream);
     (void)pthread_mutex_unlock(&runner->lock);
     return status == MSTAR_OK ? MSTAR_OK : mst_fail_in(status, "%s: pre_plan", runner->node);
 }

@@ -27,6 +27,12 @@ static mstar_status tensor_bytes(const mstar_tensor *tensor, size_t *bytes)
     return MSTAR_OK;
 }
 
+/* Integers of a GPU have none: plain host memory. */
+static bool has_buffer(const mstar_device *device, mstar_dtype dtype)
+{
+    return mst_device_is_host(device) || !mst_input_is_host(device, dtype);
+}
+
 size_t mst_static_inputs_growth(const mst_static_inputs *inputs, const mstar_device *device,
                                 const mstar_tensors *tensors)
 {
@@ -41,17 +47,24 @@ size_t mst_static_inputs_growth(const mst_static_inputs *inputs, const mstar_dev
             mst_size_add(growth, bytes, &growth) != MSTAR_OK)
             return SIZE_MAX;
         fresh++;
-        growth += mst_buffer_cost(device, bytes) - bytes + strlen(item->name) + 1;
+        growth += strlen(item->name) + 1;
+        if (has_buffer(device, item->tensor.dtype))
+            growth += mst_buffer_cost(device, bytes) - bytes;
     }
     int64_t grown = mst_grown(inputs->capacity, inputs->count + fresh);
     return growth + (size_t)(grown - inputs->capacity) * sizeof *inputs->items;
 }
 
 /* The view of a tensor of this shape: its first dimension in memory is the one that varies. */
-static mstar_tensor view_of(const mst_static_input *input, const mstar_tensor *tensor)
+static mstar_tensor view_of(const mst_static_input *input, const mstar_device *device,
+                            const mstar_tensor *tensor)
 {
     mstar_tensor view = *tensor;
-    view.data = mstar_buffer_get_data(input->buffer);
+    view.data = input->data;
+    view.device_kind = MSTAR_DEVICE_CPU;
+    view.device_index = 0;
+    if (input->buffer != NULL)
+        mst_put_on_device(device, &view);
     int64_t stride = 1;
     for (int32_t i = tensor->rank - 1; i >= 0; i--) {
         if (i == input->dim)
@@ -64,15 +77,20 @@ static mstar_tensor view_of(const mst_static_input *input, const mstar_tensor *t
     return view;
 }
 
+static mstar_status make_memory(mstar_device *device, mst_static_input *input)
+{
+    if (!has_buffer(device, input->dtype))
+        return mst_alloc_zero(input->bytes, "a static input", &input->data);
+    MST_TRY(mstar_buffer_create(device, input->bytes, &input->buffer));
+    input->data = mstar_buffer_get_data(input->buffer);
+    return MSTAR_OK;
+}
+
 static mstar_status make(mst_static_inputs *inputs, mstar_device *device,
                          const mstar_graph_config *config, int64_t num_tokens,
                          const mstar_named_tensor *item, mst_static_input **made)
 {
     mst_static_input input = {.dtype = item->tensor.dtype, .rank = item->tensor.rank};
-    if (device->backend->kind != MSTAR_DEVICE_CPU)
-        return mst_fail(MSTAR_NOT_SUPPORTED,
-                        "static input \"%.64s\": inputs are staged on CPUs only at present",
-                        item->name);
     int32_t override = -1;
     for (int64_t i = 0; i < config->num_seq_dims; i++) {
         if (strcmp(config->seq_dims[i].name, item->name) == 0)
@@ -89,7 +107,7 @@ static mstar_status make(mst_static_inputs *inputs, mstar_device *device,
     MST_TRY(mst_grow((void **)&inputs->items, &inputs->capacity, inputs->count + 1,
                      sizeof *inputs->items, "static inputs"));
     MST_TRY(mst_strdup(item->name, "a static input's name", &input.name));
-    mstar_status status = mstar_buffer_create(device, input.bytes, &input.buffer);
+    mstar_status status = make_memory(device, &input);
     if (status != MSTAR_OK) {
         mst_free(input.name);
         return status;
@@ -134,7 +152,7 @@ mstar_status mst_static_inputs_intern(mst_static_inputs *inputs, mstar_device *d
         if (input == NULL)
             MST_TRY(make(inputs, device, config, num_tokens, item, &input));
         MST_TRY(check(input, &item->tensor));
-        mstar_tensor view = view_of(input, &item->tensor);
+        mstar_tensor view = view_of(input, device, &item->tensor);
         MST_TRY(mstar_tensors_add(views, item->name, &view));
     }
     return MSTAR_OK;
@@ -142,33 +160,19 @@ mstar_status mst_static_inputs_intern(mst_static_inputs *inputs, mstar_device *d
 
 /* ---- staging --------------------------------------------------------------------------------- */
 
-static bool is_same_layout(const mstar_tensor *a, const mstar_tensor *b)
+/* What fits but does not lie in memory as the buffer does is gathered. */
+static mstar_status stage_one(const mst_static_input *input, const mstar_tensor *tensor,
+                              size_t bytes, mstar_stream *stream)
 {
-    for (int32_t i = 0; i < a->rank; i++) {
-        if (a->shape[i] > 1 && a->strides[i] != b->strides[i])
-            return false;
-    }
-    return true;
-}
-
-static void copy_elements(const mstar_tensor *from, const mstar_tensor *to, size_t count)
-{
-    size_t element = mstar_dtype_bytes(from->dtype);
-    int64_t index[MSTAR_MAX_RANK] = {0};
-    for (size_t i = 0; i < count; i++) {
-        int64_t a = 0, b = 0;
-        for (int32_t dim = 0; dim < from->rank; dim++) {
-            a += index[dim] * from->strides[dim];
-            b += index[dim] * to->strides[dim];
-        }
-        memcpy((char *)to->data + (size_t)b * element,
-               (const char *)from->data + (size_t)a * element, element);
-        for (int32_t dim = from->rank - 1; dim >= 0; dim--) {
-            if (++index[dim] < from->shape[dim])
-                break;
-            index[dim] = 0;
-        }
-    }
+    mstar_tensor view = view_of(input, stream->device, tensor);
+    bool same = mst_is_same_layout(tensor, &view);
+    MST_TRY(mst_input_check_place(input->name, tensor, &view, same));
+    if (same && input->buffer != NULL)
+        return mstar_buffer_upload(input->buffer, stream, 0, tensor->data, bytes);
+    if (view.device_kind != MSTAR_DEVICE_CPU)
+        return mst_send_gathered(stream, tensor, &view, bytes);
+    mst_copy_elements(tensor, &view, bytes / mstar_dtype_bytes(tensor->dtype));
+    return MSTAR_OK;
 }
 
 mstar_status mst_static_inputs_stage(const mst_static_inputs *inputs, const mstar_tensors *tensors,
@@ -184,11 +188,7 @@ mstar_status mst_static_inputs_stage(const mst_static_inputs *inputs, const msta
         MST_TRY(tensor_bytes(tensor, &bytes));
         if (bytes == 0)
             continue;
-        mstar_tensor view = view_of(input, tensor);
-        if (is_same_layout(tensor, &view))
-            MST_TRY(mstar_buffer_upload(input->buffer, stream, 0, tensor->data, bytes));
-        else /* the runner serves CPUs: a buffer is host memory */
-            copy_elements(tensor, &view, bytes / mstar_dtype_bytes(tensor->dtype));
+        MST_TRY(stage_one(input, tensor, bytes, stream));
     }
     return MSTAR_OK;
 }
@@ -199,6 +199,8 @@ void mst_static_inputs_trim(mst_static_inputs *inputs, int64_t count)
         mst_static_input *last = &inputs->items[--inputs->count];
         inputs->bytes -= last->bytes;
         mst_free(last->name);
+        if (last->buffer == NULL)
+            mst_free(last->data);
         mstar_buffer_destroy(last->buffer);
     }
 }

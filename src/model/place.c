@@ -8,7 +8,7 @@
 
 bool mst_place_is_host(const mstar_device *device)
 {
-    return device->backend->kind == MSTAR_DEVICE_CPU;
+    return mst_device_is_host(device);
 }
 
 int32_t mst_encoder_forwarders(const mstar_encoder *encoder)

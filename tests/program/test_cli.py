@@ -352,6 +352,12 @@ class Info(ProgramTest):
                 "prompt": "query: "}
         self.assertEqual({k: model[k] for k in want}, want)
 
+    def test_f16_is_for_gpus(self):
+        self.fails(USAGE, "info", "-m", self.model, "--dtype", "f16",
+                   words=["--dtype is f16", "must be f32 or bf16"])
+        self.fails(USAGE, "embed", "-m", self.model, "--dtype", "f8",
+                   words=["--dtype", "f32|bf16|f16"])
+
     def test_text_holds_the_same_values(self):
         text = self.ok("info", "-m", self.model)[0].decode()
         document = self.info("-m", self.model)

@@ -2,6 +2,7 @@
 #include "support_card.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "support_mock_cuda.h"
@@ -52,6 +53,71 @@ void card_close(mstar_device *device)
     } else {
         CHECK_OK(mstar_device_close(device));
     }
+}
+
+/* ---- levels ---------------------------------------------------------------------------------- */
+
+static bool on_card;
+
+void level_use_card(bool use)
+{
+    on_card = use;
+}
+
+bool level_is_card(void)
+{
+    return on_card;
+}
+
+mstar_device *level_open(int32_t threads)
+{
+    mstar_device_desc desc;
+    mstar_device *device;
+    if (on_card)
+        return card_open_threads(threads);
+    mstar_device_desc_init(&desc);
+    desc.num_threads = threads;
+    CHECK_OK(mstar_device_open("cpu", &desc, &device));
+    return device;
+}
+
+void level_close(mstar_device *device)
+{
+    card_close(device);
+}
+
+static void move(mstar_stream *stream, void *to, const void *from, size_t bytes)
+{
+    const mstar_device *device = mstar_stream_get_device(stream);
+    if (bytes == 0)
+        return;
+    if (device->backend->kind == MSTAR_DEVICE_CPU) {
+        memcpy(to, from, bytes);
+        return;
+    }
+    CHECK_OK(device->backend->copy(stream, to, from, bytes));
+    CHECK_OK(mstar_stream_synchronize(stream));
+}
+
+void level_read(mstar_stream *stream, void *to, const void *from, size_t bytes)
+{
+    move(stream, to, from, bytes);
+}
+
+void level_write(mstar_stream *stream, void *to, const void *from, size_t bytes)
+{
+    move(stream, to, from, bytes);
+}
+
+void level_fill(mstar_stream *stream, void *memory, int byte, size_t bytes)
+{
+    if (bytes == 0)
+        return;
+    void *pattern = malloc(bytes);
+    assert_non_null(pattern);
+    memset(pattern, byte, bytes);
+    move(stream, memory, pattern, bytes);
+    free(pattern);
 }
 
 /* ---- loans ----------------------------------------------------------------------------------- */

@@ -24,6 +24,19 @@ mstar_device *card_open_threads(int32_t threads);
 /* Closes a device of either kind; of the mock's, sees that nothing is left. */
 void card_close(mstar_device *device);
 
+/*
+ * Tests of what stands above operations open their device as the level says: a processor, or the
+ * card of above. Memory of tensors that runners hand out is the device's: it is read and written
+ * through these, which return when all is done.
+ */
+void level_use_card(bool card);
+bool level_is_card(void);
+mstar_device *level_open(int32_t threads);
+void level_close(mstar_device *device);
+void level_read(mstar_stream *stream, void *to, const void *from, size_t bytes);
+void level_write(mstar_stream *stream, void *to, const void *from, size_t bytes);
+void level_fill(mstar_stream *stream, void *memory, int byte, size_t bytes);
+
 mstar_status card_layer_norm(mstar_stream *stream, const mstar_tensor *x,
                              const mstar_tensor *residual, const mstar_tensor *weight,
                              const mstar_tensor *bias, double eps, const mstar_tensor *out);

@@ -10,6 +10,7 @@
 #include "mock_simt.h"
 #include "support_check.h"
 #include "support_mock_blas.h"
+#include "support_mock_track.h"
 
 static mock_cuda mock;
 
@@ -169,18 +170,22 @@ static int m_memory_alloc(uint64_t *address, size_t bytes)
         return MST_CUDA_OUT_OF_MEMORY;
     memset(memory, 0xff, bytes);
     *address = (uint64_t)(uintptr_t)memory;
+    track_memory(memory, bytes);
     mock.live++;
     return 0;
 }
 static int m_memory_free(uint64_t address)
 {
     ENTER(memory_free);
+    track_memory_gone(pointer(address));
     return drop(pointer(address));
 }
 static int m_memory_set(uint64_t address, unsigned char value, size_t bytes, void *stream)
 {
-    (void)stream;
     ENTER(memory_set);
+    if (mock.capturing != NULL && mock.capturing == stream)
+        mock_cuda_fault("memory is cleared inside a capture");
+    track_work(stream);
     memset(pointer(address), value, bytes);
     return 0;
 }
@@ -197,22 +202,37 @@ static int m_host_free(void *memory)
     ENTER(host_free);
     return drop(memory);
 }
+typedef struct mock_copy {
+    void *to;
+    const void *from;
+    size_t bytes;
+} mock_copy;
+static void run_copy(const void *args)
+{
+    const mock_copy *copy = args;
+    memcpy(copy->to, copy->from, copy->bytes);
+}
 static int m_copy(uint64_t to, uint64_t from, size_t bytes, void *stream)
 {
-    (void)stream;
     ENTER(copy);
-    memcpy(pointer(to), pointer(from), bytes);
-    return 0;
+    track_work(stream);
+    const mock_copy copy = {pointer(to), pointer(from), bytes};
+    if (mock.capturing == NULL || mock.capturing != stream) {
+        run_copy(&copy);
+        return 0;
+    }
+    mock.launches--; /* a node of the graph, and no kernel */
+    return mock_cuda_call(stream, run_copy, &copy, sizeof copy);
 }
-/* Nothing is known, as of pageable memory: no failure. */
+/* Device memory is known; of pageable memory nothing is, which is no failure. */
 static int m_pointer_attributes(unsigned count, int *attributes, void **values, uint64_t address)
 {
-    (void)address;
+    const unsigned type = track_is_memory(pointer(address)) ? MST_CUDA_MEMORY_DEVICE : 0;
     ENTER(pointer_attributes);
     for (unsigned i = 0; i < count; i++) {
         if (attributes[i] != MST_CUDA_POINTER_MEMORY_TYPE)
             return MST_CUDA_INVALID_VALUE;
-        memset(values[i], 0, sizeof(unsigned));
+        memcpy(values[i], &type, sizeof type);
     }
     return 0;
 }
@@ -225,6 +245,7 @@ static int m_stream_create(void **stream, unsigned flags)
 static int m_stream_destroy(void *stream)
 {
     ENTER(stream_destroy);
+    track_stream_gone(stream);
     return drop(stream);
 }
 static int m_stream_context(void *stream, void **context)
@@ -243,10 +264,9 @@ static int m_stream_synchronize(void *stream)
 }
 static int m_stream_wait_event(void *stream, void *event, unsigned flags)
 {
-    (void)stream;
-    (void)event;
     (void)flags;
     ENTER(stream_wait_event);
+    track_wait(stream, event);
     return 0;
 }
 static int m_stream_capturing(void *stream, int *capturing)
@@ -259,7 +279,9 @@ static int m_event_create(void **event, unsigned flags)
 {
     (void)flags;
     ENTER(event_create);
-    return make(event);
+    *event = calloc(1, sizeof(track_event));
+    mock.live++;
+    return 0;
 }
 static int m_event_destroy(void *event)
 {
@@ -268,9 +290,8 @@ static int m_event_destroy(void *event)
 }
 static int m_event_record(void *event, void *stream)
 {
-    (void)event;
-    (void)stream;
     ENTER(event_record);
+    track_record(event, stream);
     return 0;
 }
 static int m_event_query(void *event)
@@ -382,6 +403,7 @@ static int run(const mock_launch *launch)
 static int run_or_record(void *stream, const mock_launch *launch)
 {
     mock.launches++;
+    track_work(stream);
     if (mock.capturing == NULL || mock.capturing != stream)
         return run(launch);
     mock_graph *graph = mock.recorded;
@@ -478,8 +500,8 @@ static int m_graph_instantiate(void **executable, void *graph, unsigned long lon
 static int m_graph_launch(void *executable, void *stream)
 {
     const mock_graph *graph = executable;
-    (void)stream;
     ENTER(graph_launch);
+    track_work(stream);
     for (int64_t i = 0; i < graph->count; i++)
         (void)run(&graph->launches[i]);
     return 0;
@@ -509,6 +531,7 @@ mock_cuda *mock_cuda_install(void)
                        .major = 9,
                        .multiprocessors = 132,
                        .free_bytes = (int64_t)1 << 34};
+    track_reset();
     mst_cuda_driver_replace(&driver);
     mock_blas_install();
     return &mock;

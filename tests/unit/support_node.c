@@ -3,6 +3,9 @@
 
 #include <string.h>
 
+#include "graph/runner.h"
+#include "support_card.h"
+
 #define TRY(call)                 \
     do {                          \
         mstar_status s_ = (call); \
@@ -14,6 +17,20 @@ static void fill(check_rng *rng, float *values, int64_t count, double scale)
 {
     for (int64_t i = 0; i < count; i++)
         values[i] = (float)check_uniform(rng, -scale, scale);
+}
+
+/* A tensor of own, where the device reads it. */
+static mstar_tensor own_tensor(const node *n, const float *values, int32_t rank,
+                               const int64_t *shape)
+{
+    mstar_tensor tensor =
+        mstar_tensor_make((void *)(uintptr_t)values, MSTAR_DTYPE_F32, rank, shape);
+    if (n->own_there == NULL)
+        return tensor;
+    tensor.data = (char *)mstar_buffer_get_data(n->own_there) +
+                  ((const char *)values - (const char *)&n->own);
+    mst_put_on_device(n->device, &tensor);
+    return tensor;
 }
 
 static mstar_linear *make_linear(node *n, check_rng *rng, int64_t rows)
@@ -48,10 +65,17 @@ void node_open(node *n, mstar_device *device, uint64_t seed)
         n->qkv[i] = make_linear(n, &rng, 3 * NODE_WIDTH);
         n->out[i] = make_linear(n, &rng, NODE_WIDTH);
     }
-    fill(&rng, n->words[0], NODE_WORDS * NODE_WIDTH, 1);
-    fill(&rng, n->places[0], NODE_TOKENS * NODE_WIDTH, 1);
-    fill(&rng, n->gain, NODE_WIDTH, 1);
-    fill(&rng, n->shift, NODE_WIDTH, 1);
+    fill(&rng, n->own.words[0], NODE_WORDS * NODE_WIDTH, 1);
+    fill(&rng, n->own.places[0], NODE_TOKENS * NODE_WIDTH, 1);
+    fill(&rng, n->own.gain, NODE_WIDTH, 1);
+    fill(&rng, n->own.shift, NODE_WIDTH, 1);
+    if (device->backend->kind != MSTAR_DEVICE_CPU) {
+        mstar_stream *stream;
+        CHECK_OK(mstar_stream_create(device, 1, &stream));
+        CHECK_OK(mstar_buffer_create(device, sizeof n->own, &n->own_there));
+        level_write(stream, mstar_buffer_get_data(n->own_there), &n->own, sizeof n->own);
+        mstar_stream_destroy(stream);
+    }
     mstar_ragged_prefill_desc desc = attention_desc();
     CHECK_OK(mstar_ragged_prefill_create(device, &desc, NULL, 0, &n->eager));
 }
@@ -80,6 +104,7 @@ void node_close(node *n)
     for (int i = 0; i < n->num_wrappers; i++)
         mstar_ragged_prefill_destroy(n->wrappers[i].wrapper);
     mstar_ragged_prefill_destroy(n->eager);
+    mstar_buffer_destroy(n->own_there);
 }
 
 /* ---- hooks ----------------------------------------------------------------------------------- */
@@ -183,8 +208,8 @@ static mstar_status layer(node *n, const mstar_frame *frame, mstar_ragged_prefil
     }
     TRY(mstar_tensor_split_dim(context, 1, NODE_HEADS, NODE_DIM, &heads[3]));
     int64_t width = NODE_WIDTH;
-    mstar_tensor gain = mstar_tensor_make(n->gain, MSTAR_DTYPE_F32, 1, &width);
-    mstar_tensor shift = mstar_tensor_make(n->shift, MSTAR_DTYPE_F32, 1, &width);
+    mstar_tensor gain = own_tensor(n, n->own.gain, 1, &width);
+    mstar_tensor shift = own_tensor(n, n->own.shift, 1, &width);
     TRY(mstar_linear_run(n->qkv[i], frame->stream, x, NULL, qkv));
     if (n->manager != NULL)
         TRY(mstar_ragged_manager_run(n->manager, frame->stream, NULL, &heads[0], &heads[1],
@@ -206,10 +231,8 @@ static mstar_status forward(void *user, const mstar_frame *frame, mstar_tensors 
         TRY(find_wrapper(n, frame->context->lease, &attention));
     const mstar_tensor *x = mstar_tensors_find(frame->scratch, "hidden");
     const mstar_tensor *pooled = mstar_tensors_find(frame->scratch, "pooled");
-    mstar_tensor words =
-        mstar_tensor_make(n->words, MSTAR_DTYPE_F32, 2, (int64_t[]){NODE_WORDS, NODE_WIDTH});
-    mstar_tensor places =
-        mstar_tensor_make(n->places, MSTAR_DTYPE_F32, 2, (int64_t[]){NODE_TOKENS, NODE_WIDTH});
+    mstar_tensor words = own_tensor(n, n->own.words[0], 2, (int64_t[]){NODE_WORDS, NODE_WIDTH});
+    mstar_tensor places = own_tensor(n, n->own.places[0], 2, (int64_t[]){NODE_TOKENS, NODE_WIDTH});
     const mstar_tensor *tables[2] = {&words, &places};
     const int32_t *ids[2] = {mstar_tensors_find(frame->inputs, "ids")->data,
                              mstar_tensors_find(frame->inputs, "positions")->data};
@@ -289,15 +312,16 @@ static mstar_graph_miss run_range(mstar_graph_runner *runner, const char *walk,
     assert_int_equal(result.num_requests, count);
     const mstar_tensor *tensor = mstar_tensors_find(result.outputs, "pooled");
     assert_int_equal(tensor->shape[0], result.size.bs);
-    memcpy(pooled, tensor->data, (size_t)count * sizeof *pooled);
+    mstar_stream *stream = mstar_graph_runner_get_stream(runner);
+    level_read(stream, pooled, tensor->data, (size_t)count * sizeof *pooled);
     tensor = mstar_tensors_find(result.outputs, "hidden");
     assert_int_equal(tensor->shape[0], result.size.num_tokens);
     int64_t tokens = 0;
     for (int64_t i = 0; i < count; i++)
         tokens += request.inputs[i].input_seq_len;
     assert_true(tokens <= result.num_tokens);
-    if (tokens > 0) /* without a token the output may be a view of nothing */
-        memcpy(hidden, tensor->data, (size_t)tokens * sizeof *hidden);
+    /* without a token the output may be a view of nothing */
+    level_read(stream, hidden, tensor->data, (size_t)tokens * sizeof *hidden);
     return result.miss;
 }
 

@@ -38,8 +38,11 @@ typedef struct node_wrapper {
 typedef struct node {
     mstar_device *device;
     mstar_linear *qkv[NODE_LAYERS], *out[NODE_LAYERS];
-    float words[NODE_WORDS][NODE_WIDTH], places[NODE_TOKENS][NODE_WIDTH];
-    float gain[NODE_WIDTH], shift[NODE_WIDTH];
+    struct {
+        float words[NODE_WORDS][NODE_WIDTH], places[NODE_TOKENS][NODE_WIDTH];
+        float gain[NODE_WIDTH], shift[NODE_WIDTH];
+    } own;
+    mstar_buffer *own_there; /* a copy of own where the device has memory of its own */
     node_wrapper wrappers[NODE_WRAPPERS];
     int num_wrappers;
     mstar_ragged_prefill *eager;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "graph/region.h"
+#include "support_card.h"
 
 static mstar_status ask(mstar_tensors *list, const char *name, int64_t rows, int64_t width)
 {
@@ -90,6 +91,7 @@ static mstar_status capture_fn(void *user, const mstar_piecewise_call_inputs *ca
     int64_t rows = qkv->shape[0];
     mstar_tensor x =
         mstar_tensor_make(given->data, MSTAR_DTYPE_F32, 2, (int64_t[]){rows, NODE_WIDTH});
+    mst_put_on_device(b->device, &x);
     TRY(region_bench_layer(b, call->engine_inputs->stream, &x, qkv,
                            mstar_tensors_find(call->static_inputs, "context"), work, true));
     if (b->seq_len == 0)
@@ -110,8 +112,7 @@ void region_bench_open(region_bench *b, const int64_t *sizes, int64_t num_sizes,
                        const int64_t *totals, int64_t num_totals)
 {
     memset(b, 0, sizeof *b);
-    CHECK_OK(mstar_device_open("cpu", &(mstar_device_desc){.struct_size = 8, .num_threads = 2},
-                               &b->device));
+    b->device = level_open(2);
     CHECK_OK(mstar_stream_create(b->device, -1, &b->stream));
     node_open(&b->node, b->device, 21);
     node_manage(&b->node);
@@ -162,7 +163,7 @@ void region_bench_close(region_bench *b)
     mstar_piecewise_config_destroy(b->config);
     node_close(&b->node);
     mstar_stream_destroy(b->stream);
-    CHECK_OK(mstar_device_close(b->device));
+    level_close(b->device);
     assert_int_equal(check_live_allocations(), 0);
 }
 
@@ -179,17 +180,29 @@ mstar_region_runner_info region_bench_query(const region_bench *b)
 static void twin(region_bench *b, const int64_t *lengths, int64_t count, const float *rows,
                  float *out)
 {
-    static float qkv[REGION_TOKENS][3 * NODE_WIDTH], context[REGION_TOKENS][NODE_WIDTH];
+    static float none[1]; /* data of tensors without rows */
     int32_t offsets[64] = {0};
     for (int64_t i = 0; i < count; i++)
         offsets[i + 1] = offsets[i] + (int32_t)lengths[i];
-    int64_t shape[2] = {offsets[count], NODE_WIDTH}, wide[2] = {offsets[count], 3 * NODE_WIDTH};
-    mstar_tensor x = mstar_tensor_make((void *)(uintptr_t)rows, MSTAR_DTYPE_F32, 2, shape);
-    mstar_tensor t_qkv = mstar_tensor_make(qkv, MSTAR_DTYPE_F32, 2, wide);
-    mstar_tensor t_context = mstar_tensor_make(context, MSTAR_DTYPE_F32, 2, shape);
-    mstar_tensor y = mstar_tensor_make(out, MSTAR_DTYPE_F32, 2, shape);
+    int64_t tokens = offsets[count];
+    const int64_t widths[4] = {NODE_WIDTH, 3 * NODE_WIDTH, NODE_WIDTH, NODE_WIDTH};
+    mstar_tensor t[4]; /* x, qkv, context, y */
+    mstar_buffer *memory;
+    size_t bytes = (size_t)tokens * 6 * NODE_WIDTH * sizeof(float), at = 0;
+    CHECK_OK(mstar_buffer_create(b->device, bytes, &memory));
+    char *data = mstar_buffer_get_data(memory);
+    for (int i = 0; i < 4; i++) {
+        t[i] = mstar_tensor_make(data != NULL ? data + at : (void *)none, MSTAR_DTYPE_F32, 2,
+                                 (int64_t[]){tokens, widths[i]});
+        mst_put_on_device(b->device, &t[i]);
+        at += (size_t)(tokens * widths[i]) * sizeof(float);
+    }
+    size_t row_bytes = (size_t)tokens * NODE_WIDTH * sizeof(float);
+    level_write(b->stream, t[0].data, rows, row_bytes);
     CHECK_OK(mstar_ragged_prefill_plan(b->node.eager, b->stream, offsets, count, 0));
-    CHECK_OK(region_bench_layer(b, b->stream, &x, &t_qkv, &t_context, &y, false));
+    CHECK_OK(region_bench_layer(b, b->stream, &t[0], &t[1], &t[2], &t[3], false));
+    level_read(b->stream, out, t[3].data, row_bytes);
+    mstar_buffer_destroy(memory);
 }
 
 void region_bench_eager(region_bench *b, check_rng *rng, const int64_t *lengths, int64_t count,
@@ -217,18 +230,17 @@ static void check_alone(region_bench *b, const int64_t *lengths, int64_t count,
     }
 }
 
-static void poison_buffer(mstar_buffer *buffer)
+static void poison_buffer(mstar_stream *stream, mstar_buffer *buffer)
 {
-    if (mstar_buffer_get_bytes(buffer) > 0)
-        memset(mstar_buffer_get_data(buffer), 0xff, mstar_buffer_get_bytes(buffer));
+    level_fill(stream, mstar_buffer_get_data(buffer), 0xff, mstar_buffer_get_bytes(buffer));
 }
 
 static void poison(const region_bench *b)
 {
     for (int64_t i = 0; i < b->runner->shapes.count * b->runner->num_slots; i++) {
         const mst_region_capture *capture = &b->runner->captures[i];
-        poison_buffer(capture->memory);
-        poison_buffer(capture->out);
+        poison_buffer(b->stream, capture->memory);
+        poison_buffer(b->stream, capture->out);
     }
 }
 
@@ -258,10 +270,19 @@ mstar_region_result region_bench_run(region_bench *b, const region_rows *r, cons
     return result;
 }
 
+void region_bench_read(const region_bench *b, const mstar_tensor *tensor, void *rows)
+{
+    size_t bytes = sizeof(float);
+    for (int32_t dim = 0; dim < tensor->rank; dim++)
+        bytes *= (size_t)tensor->shape[dim];
+    level_read(b->stream, rows, tensor->data, bytes);
+}
+
 const mstar_tensor *region_bench_check(region_bench *b, check_rng *rng, const int64_t *lengths,
                                        int64_t count, int64_t bs)
 {
     static region_rows r;
+    static float rows[REGION_TOKENS][NODE_WIDTH];
     region_bench_eager(b, rng, lengths, count, &r);
     check_alone(b, lengths, count, &r);
     poison(b);
@@ -269,7 +290,8 @@ const mstar_tensor *region_bench_check(region_bench *b, check_rng *rng, const in
     const mstar_tensor *y = mstar_tensors_find(result.outputs, "x");
     assert_int_equal(y->shape[0], b->seq_len > 0 ? bs : r.tokens);
     assert_int_equal(result.real_len, y->shape[0]);
-    assert_memory_equal(y->data, r.want, (size_t)r.tokens * sizeof r.want[0]);
+    region_bench_read(b, y, rows);
+    assert_memory_equal(rows, r.want, (size_t)r.tokens * sizeof r.want[0]);
     /* the input's tail is zero, whatever it was */
     const mst_region_capture *capture = NULL;
     for (int64_t i = 0; i < b->runner->shapes.count * b->runner->num_slots; i++) {
@@ -279,8 +301,9 @@ const mstar_tensor *region_bench_check(region_bench *b, check_rng *rng, const in
             capture = c;
     }
     assert_non_null(capture);
-    const float *x = mstar_tensors_find(&capture->inputs, "x")->data;
-    for (int64_t i = r.tokens * NODE_WIDTH; i < result.total_tokens * NODE_WIDTH; i++)
-        assert_true(x[i] == 0);
+    region_bench_read(b, mstar_tensors_find(&capture->inputs, "x"), rows);
+    for (int64_t i = r.tokens; i < result.total_tokens; i++)
+        for (int64_t j = 0; j < NODE_WIDTH; j++)
+            assert_true(rows[i][j] == 0);
     return y;
 }

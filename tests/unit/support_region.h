@@ -51,6 +51,8 @@ void region_bench_eager(region_bench *b, check_rng *rng, const int64_t *lengths,
 /* The runner over the same rows; at most four requests. */
 mstar_region_result region_bench_run(region_bench *b, const region_rows *r, const int64_t *lengths,
                                      int64_t count, int64_t bs);
+/* A compact f32 tensor of the region's device, copied to rows. */
+void region_bench_read(const region_bench *b, const mstar_tensor *tensor, void *rows);
 /* A run over poisoned buffers has the bits of the twin over the batch and over each segment alone,
  * and leaves zeros past the real rows. Returns the result. */
 const mstar_tensor *region_bench_check(region_bench *b, check_rng *rng, const int64_t *lengths,

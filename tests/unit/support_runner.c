@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "graph/runner.h"
+#include "support_card.h"
 
 const int64_t bench_lengths[3] = {16, 32, 64};
 const int64_t bench_sizes[1] = {4};
@@ -58,10 +59,7 @@ mstar_graph_runner_desc bench_desc(bench *b, const mstar_node_hooks *hooks)
 void bench_open(bench *b, int32_t threads)
 {
     memset(b, 0, sizeof *b);
-    mstar_device_desc desc;
-    mstar_device_desc_init(&desc);
-    desc.num_threads = threads;
-    CHECK_OK(mstar_device_open("cpu", &desc, &b->device));
+    b->device = level_open(threads);
     node_open(&b->node, b->device, 9);
 }
 
@@ -78,7 +76,7 @@ void bench_close(bench *b)
     node_close(&b->node);
     for (int64_t i = 0; i < b->num_configs; i++)
         mstar_graph_config_destroy((mstar_graph_config *)(uintptr_t)b->configs[i]);
-    CHECK_OK(mstar_device_close(b->device));
+    level_close(b->device);
     assert_int_equal(check_live_allocations(), 0);
 }
 
@@ -101,14 +99,16 @@ mstar_runner_bucket_info bench_query_bucket(const bench *b, int64_t index)
 void bench_poison(bench *b)
 {
     mstar_graph_runner *runner = b->runner;
-    if (runner->pool_bytes > 0)
-        memset(mstar_buffer_get_data(runner->pool), 0xff, runner->pool_bytes);
+    mstar_stream *stream = mstar_graph_runner_get_stream(runner);
+    level_fill(stream, mstar_buffer_get_data(runner->pool), 0xff, runner->pool_bytes);
     for (int64_t i = 0; i < runner->num_configs; i++) {
         const mst_static_inputs *inputs = &runner->config_states[i].inputs;
-        for (int64_t j = 0; j < inputs->count; j++)
-            if (inputs->items[j].bytes > 0)
-                memset(mstar_buffer_get_data(inputs->items[j].buffer), 0x7f,
-                       inputs->items[j].bytes);
+        for (int64_t j = 0; j < inputs->count; j++) {
+            if (inputs->items[j].buffer != NULL)
+                level_fill(stream, inputs->items[j].data, 0x7f, inputs->items[j].bytes);
+            else
+                memset(inputs->items[j].data, 0x7f, inputs->items[j].bytes);
+        }
     }
 }
 

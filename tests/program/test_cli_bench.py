@@ -185,15 +185,7 @@ class Plans(ProgramTest):
 
 
 class Replays(ProgramTest):
-    """mstar bench replay: its own counts of tokens, or a file's."""
-
-    def test_own_counts(self):
-        out, _ = self.ok("bench", "replay", "--threads", 2, "--json")
-        rows = json.loads(out)["rows"]
-        self.assertEqual([(row["threads"], row["tokens"]) for row in rows],
-                         [(threads, count) for threads in (1, 2) for count in (0, 8, 32, 128, 256)])
-        for row in rows:
-            self.assertEqual(row["replay_us"], row["us"])  # on a CPU the call is all of it
+    """mstar bench replay over a file: its own counts of tokens take minutes under sanitizers."""
 
     def test_steps_of_a_file(self):
         steps = [{"name": "none", "tokens": 0}, {"name": "two", "tokens": 2, "floor_us": 6}]
@@ -209,6 +201,7 @@ class Replays(ProgramTest):
             for row in rows:
                 for key in STEP_FIGURES:
                     self.assertGreater(row[key], 0, (key, row))
+                self.assertEqual(row["replay_us"], row["us"])  # on a CPU the call is all of it
 
     def test_refused(self):
         for step, word in (({"tokens": 1}, "name"), ({"name": "odd"}, "tokens"),

@@ -215,7 +215,8 @@ mstar_status mst_cuda_embedding(mstar_stream *stream, int64_t num_rows, int64_t 
 
 static mst_cuda_rows columns_from(mst_rows rows, int64_t first)
 {
-    rows.data = (char *)rows.data + (size_t)first * mstar_dtype_bytes(rows.dtype);
+    if (rows.data != NULL) /* no rows need no memory */
+        rows.data = (char *)rows.data + (size_t)first * mstar_dtype_bytes(rows.dtype);
     return mst_cuda_rows_of(&rows);
 }
 

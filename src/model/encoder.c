@@ -199,16 +199,18 @@ static mstar_status open_workers(const mstar_encoder_desc *desc, mstar_encoder *
             encoder->num_workers++;
             continue;
         }
-        MST_TRY(mst_worker_open(encoder->device, &encoder->folder, dtype, tokens,
-                                (unsigned char *)encoder->workspaces + (size_t)i * piece, whole,
+        /* a device with memory of its own has no workspaces here */
+        unsigned char *workspace = encoder->workspaces;
+        if (workspace != NULL)
+            workspace += (size_t)i * piece;
+        MST_TRY(mst_worker_open(encoder->device, &encoder->folder, dtype, tokens, workspace, whole,
                                 &encoder->workers[i]));
         encoder->workers[i].timing = desc->timing != 0;
         encoder->num_workers++;
         if (desc->graphs)
             MST_TRY(mst_worker_graphs_open(encoder->device, &encoder->folder, &encoder->weights,
-                                           encoder->graph_configs[i == 0 ? 0 : 1],
-                                           (unsigned char *)encoder->workspaces + (size_t)i * piece,
-                                           whole, encoder->workers, &encoder->workers[i]));
+                                           encoder->graph_configs[i == 0 ? 0 : 1], workspace, whole,
+                                           encoder->workers, &encoder->workers[i]));
     }
     return mstar_stream_create(encoder->device, -1, &encoder->stream);
 }

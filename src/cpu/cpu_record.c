@@ -11,7 +11,8 @@
  * the processor again and again instead costs a time slice of another process's each time, where
  * there is one.) There is one wake-up for the whole graph while nobody sleeps. A
  * team of one, as on a stream of one thread, never waits. Nobody waits for a member that has not
- * come, so a host's pool may run the members one after another.
+ * come, so a host's pool may run the members one after another. A wave of one task is the first
+ * member's, in whose cache what such waves hand on stays.
  */
 #include <string.h>
 
@@ -45,6 +46,7 @@ typedef struct cpu_graph {
     wave *waves;
     int32_t spin_looks;
     _Atomic bool failed; /* of this replay */
+    _Atomic bool begun;  /* a member of this replay's team has come */
 } cpu_graph;
 
 static cpu_graph *graph_of(const mstar_graph *graph)
@@ -207,6 +209,7 @@ static mstar_status prepare(cpu_graph *g, int32_t max_threads, int32_t *team)
         widest = at->tasks > widest ? at->tasks : widest;
     }
     atomic_store_explicit(&g->failed, false, memory_order_relaxed);
+    atomic_store_explicit(&g->begun, false, memory_order_relaxed);
     *team = widest < max_threads ? widest : max_threads;
     return MSTAR_OK;
 }
@@ -247,12 +250,13 @@ static void member(void *context, int32_t index)
 {
     cpu_graph *g = context;
     (void)index;
+    bool first = !atomic_exchange_explicit(&g->begun, true, memory_order_relaxed);
     for (int64_t w = 0; w < g->num_waves; w++) {
         wave *at = &g->waves[w];
         if (atomic_load_explicit(&g->failed, memory_order_relaxed))
             return;
         int32_t finished = 0;
-        for (;;) {
+        while (first || at->tasks > 1) {
             int32_t task = atomic_fetch_add_explicit(&at->next, 1, memory_order_relaxed);
             if (task >= at->tasks)
                 break;

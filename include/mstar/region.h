@@ -8,7 +8,7 @@
  * writes: they hold until this runner's next run, and mstar_region_result_copy keeps one longer.
  *
  *   life     create -> prepare (every runner before any capture) -> capture -> run ... -> destroy
- *   threads  one at a time, as the forward that calls it
+ *   threads  one at a time, as the forward that calls it; can_run and can_lease from any thread
  */
 #ifndef MSTAR_REGION_H
 #define MSTAR_REGION_H
@@ -33,8 +33,8 @@ typedef struct mstar_region_runner_desc {
     mstar_stream *stream;                 /* required; kept: the stream of the forward around */
     int32_t num_warmups;                  /* default 2 */
     int32_t reserved;
-    int64_t first_handle; /* rows that pad have handles from here down; default -2. Runners that
-                             share resources need ranges of their own: num_handles of info long */
+    int64_t first_handle; /* rows that pad have handles from here down, num_handles of info of
+                             them; -1 (default): below those of all runners over the resources */
 } mstar_region_runner_desc;
 MSTAR_API void mstar_region_runner_desc_init(mstar_region_runner_desc *desc);
 
@@ -51,12 +51,14 @@ MSTAR_API mstar_status mstar_region_runner_prepare(mstar_region_runner *runner);
  * with MSTAR_REQUIRE_ACCELERATOR_GRAPHS=1 it is an error. */
 MSTAR_API mstar_status mstar_region_runner_capture(mstar_region_runner *runner);
 
-/* Why a batch cannot be served; NONE: it can. num_tokens -1: not known. */
+/* Why a batch cannot be served; NONE: it can. num_tokens -1: not known. No shape is captured before
+ * mstar_region_runner_capture is over. */
 MSTAR_API mstar_graph_miss mstar_region_runner_can_run(const mstar_region_runner *runner,
                                                        int64_t bs, int64_t num_tokens);
 /* 1 when the config wants its lease before the outer step is declared, its can_lease agrees, and a
- * capture serves the batch (its tokens are the sum of input_seq_len); else 0. Takes nothing: a node
- * without a runner of whole forwards asks this itself. */
+ * capture serves the batch (its tokens are the sum of input_seq_len); else 0. can_lease is called
+ * on the thread that asks, from several at a time where several ask. Takes nothing: a node without
+ * a runner of whole forwards asks this itself. */
 MSTAR_API int mstar_region_runner_can_lease(const mstar_region_runner *runner,
                                             const mstar_node_input *inputs, int64_t count);
 /* Borrowed. */

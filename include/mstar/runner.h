@@ -120,8 +120,13 @@ MSTAR_API mstar_stream *mstar_graph_runner_get_stream(const mstar_graph_runner *
  * then, bucket after bucket, largest first, a dummy step goes through the hooks, resources and all,
  * into static inputs, and the forward is recorded and thrown away. A bucket that breaks the memory
  * rule (free_bytes, floor_bytes) or fails is dropped, and what was taken for it is given back.
- * After it mstar_graph_runner_query tells every byte that will be held, graphs included. Runners
- * that share resources are all prepared before the first of them captures.
+ * After it mstar_graph_runner_query tells every byte that will be held, graphs included.
+ *
+ * Runners that share resources are all prepared before the first of them captures, unless none of
+ * the resources moves what it has claimed; one that would is told (mstar_claim.captured) and
+ * refuses. Their steps come one at a time, and on a GPU one after another whatever their streams;
+ * one of them at a time plans ahead. Buckets of equal keys share what the resources hold for them,
+ * until the last runner that claimed them is destroyed or has dropped them.
  */
 MSTAR_API mstar_status mstar_graph_runner_prepare(mstar_graph_runner *runner);
 
@@ -203,7 +208,7 @@ typedef struct mstar_graph_runner_info {
     int64_t replayed_tokens; /* real ones of replayed steps */
     int64_t padding_tokens;  /* bucket tokens less real ones, over replays */
     int64_t eager_tokens;
-    int64_t num_handles;     /* that pad, from -2 down; a region of the node begins below them */
+    int64_t num_handles;     /* that pad, from first_handle down */
     int64_t region_leases;   /* that steps took for regions before they were declared */
     int64_t specialised;     /* launches cut for their bucket, one slot of each counted */
     int64_t tuned;           /* of them, otherwise than by rule */
@@ -211,6 +216,8 @@ typedef struct mstar_graph_runner_info {
     int64_t tuning_ns;       /* of choosing, apart from capture_ns */
     size_t resource_bytes;   /* of the resources, as they tell; others may share them */
     size_t total_bytes;      /* all that the runner holds: the five kinds above, not resources */
+    int64_t first_handle;    /* of rows that pad: below those of runners that were created over the
+                                same resources before; -2 for the first */
 } mstar_graph_runner_info;
 /* May be called from any thread while steps run: counters are then those of some moment. */
 MSTAR_API mstar_status mstar_graph_runner_query(const mstar_graph_runner *runner,

@@ -149,10 +149,12 @@ typedef struct mstar_admission {
     char reason[160];
 } mstar_admission;
 
-/* What all captures together will need, told to every resource before any capture. */
+/* What all captures of a runner together will need, told to every resource before any of them. */
 typedef struct mstar_claim {
     uint32_t struct_size;
-    uint32_t reserved;
+    int32_t captured; /* written by the library: 1 when another runner over the set has captured.
+                         What it baked must stay where it is: a resource that would move it refuses
+                         the claim */
     const char *node;
     const mstar_lease *leases; /* every bucket and slot */
     int64_t num_leases;
@@ -174,7 +176,8 @@ typedef struct mstar_resource_hooks {
                                thread while the step before it runs */
     int32_t double_buffers; /* 1: asks for two slots */
     int32_t reserved;
-    /* May be called again, with more; memory grows only. */
+    /* May be called again, by other runners too; memory grows only. Each lease counts as claimed
+       once more. A claim that fails has claimed nothing. */
     mstar_status (*claim)(void *self, const mstar_claim *claim);
     mstar_status (*admit)(void *self, const mstar_step_context *context,
                           const mstar_resource_step *step, mstar_admission *admission);
@@ -196,9 +199,9 @@ typedef struct mstar_resource_hooks {
     /* Bytes that a plan of this step, whose lease is claimed, will take beyond what is held. */
     mstar_status (*claim_bytes)(void *self, const mstar_step_context *context,
                                 const mstar_resource_step *step, size_t *bytes);
-    /* The bucket is not captured after all: what was taken for it alone is given back. A plan for
-       it is over. */
-    void (*unclaim)(void *self, const mstar_bucket_key *bucket);
+    /* A lease is claimed once less: it is not captured after all, or its runner is destroyed. Once
+       nobody claims it, what was taken for it alone is given back, and a plan for it is over. */
+    void (*unclaim)(void *self, const mstar_lease *lease);
 } mstar_resource_hooks;
 
 typedef struct mstar_resource {
@@ -228,13 +231,15 @@ MSTAR_API const char *mstar_resources_get_key(const mstar_resources *resources, 
 /* The resource's own pointer; NULL for an unknown key. */
 MSTAR_API void *mstar_resources_get_self(const mstar_resources *resources, const char *key);
 
+/* A claim that one resource refuses is given back to those before it. */
 MSTAR_API mstar_status mstar_resources_claim(mstar_resources *resources, const mstar_claim *claim);
 /* What a plan of the declared step with the context's lease will take, all resources together:
  * exact for those that have the hook, nothing for the others. */
 MSTAR_API mstar_status mstar_resources_claim_bytes(mstar_resources *resources,
                                                    const mstar_step_context *context,
                                                    const mstar_step *step, size_t *bytes);
-MSTAR_API void mstar_resources_unclaim(mstar_resources *resources, const mstar_bucket_key *bucket);
+/* One lease of a claim. A runner gives back those of buckets that it drops, and all at its end. */
+MSTAR_API void mstar_resources_unclaim(mstar_resources *resources, const mstar_lease *lease);
 MSTAR_API mstar_status mstar_resources_validate(mstar_resources *resources);
 MSTAR_API size_t mstar_resources_memory_bytes(const mstar_resources *resources);
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "graph/runner.h"
+#include "step/step.h"
 
 /* ---- dummy steps ----------------------------------------------------------------------------- */
 
@@ -173,6 +174,7 @@ static void drop(mstar_graph_runner *runner, int64_t index, mstar_bucket_state s
         capture->graph = NULL;
         mst_tensors_clear(&capture->outputs);
     }
+    mst_bucket_unclaim(runner, index);
     runner->buckets[index].graph_bytes = 0;
     runner->buckets[index].specialised.counts = (mst_compiled){0, 0, 0};
     runner->captured[index] = 0;
@@ -250,7 +252,9 @@ mstar_status mstar_graph_runner_capture(mstar_graph_runner *runner)
                             : "the runner of %s has captured already",
                         runner->node);
     MST_TRY(mst_check_regions_prepared(runner));
-    runner->phase = MST_RUNNER_READY;
+    MST_TRY(mst_order_wait_all(runner));
+    runner->phase = MST_RUNNER_CAPTURING;
+    mst_resources_note_captured(runner->resources, 1);
     mstar_status first = runner->first_failure;
     for (int64_t i = 0; i < runner->num_buckets; i++) {
         if (!mst_bucket_is_kept(&runner->buckets[i]))
@@ -260,6 +264,7 @@ mstar_status mstar_graph_runner_capture(mstar_graph_runner *runner)
     }
     mst_tensors_clear(&runner->staged);
     mstar_status agreed = agree(runner);
+    runner->phase = MST_RUNNER_READY;
     mst_runner_note_bytes(runner);
     MST_TRY(agreed);
     if (runner->resources != NULL)

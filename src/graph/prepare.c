@@ -124,6 +124,16 @@ static mstar_status take_slot(mstar_graph_runner *runner, int64_t index, int32_t
     return status;
 }
 
+void mst_bucket_unclaim(mstar_graph_runner *runner, int64_t bucket)
+{
+    mst_runner_bucket *b = &runner->buckets[bucket];
+    for (int32_t slot = 0; b->claimed && slot < runner->num_slots; slot++)
+        mstar_resources_unclaim(runner->resources,
+                                &runner->captures[bucket * runner->num_slots + slot].lease);
+    b->claimed = false;
+    b->resource_bytes = 0;
+}
+
 /* What a bucket found; what is younger is its own. */
 typedef struct before {
     size_t pool_bytes;
@@ -138,9 +148,7 @@ static void give_back(mstar_graph_runner *runner, int64_t index, const before *h
         mst_capture_clear(&runner->captures[index * runner->num_slots + slot]);
     bucket->graph_bytes = 0;
     mst_static_inputs_trim(&runner->config_states[bucket->config_index].inputs, had->num_inputs);
-    if (runner->resources != NULL)
-        mstar_resources_unclaim(runner->resources,
-                                &runner->captures[index * runner->num_slots].lease.key);
+    mst_bucket_unclaim(runner, index);
     (void)resize_pool(runner, had->pool_bytes); /* else the next bucket or the end makes it anew */
 }
 
@@ -198,7 +206,8 @@ static mstar_status add_padding(mstar_graph_runner *runner)
 {
     for (; runner->padding_added < runner->num_padding && runner->resources != NULL;
          runner->padding_added++)
-        MST_TRY(mstar_resources_add_request(runner->resources, -2 - runner->padding_added));
+        MST_TRY(mstar_resources_add_request(runner->resources,
+                                            runner->first_padding - runner->padding_added));
     return MSTAR_OK;
 }
 
@@ -218,6 +227,8 @@ static mstar_status claim_all(mstar_graph_runner *runner)
     mstar_status status =
         mst_claim_leases(runner->resources, runner->node, leases, count, runner->node);
     mst_free(leases);
+    for (int64_t i = 0; i < runner->num_buckets && status == MSTAR_OK; i++)
+        runner->buckets[i].claimed = mst_bucket_is_kept(&runner->buckets[i]);
     return status;
 }
 
@@ -238,6 +249,7 @@ mstar_status mstar_graph_runner_prepare(mstar_graph_runner *runner)
     if (runner->phase != MST_RUNNER_NEW)
         return mst_fail(MSTAR_OUT_OF_ORDER, "the runner of %s has been prepared already",
                         runner->node);
+    MST_TRY(mst_order_wait_all(runner));
     MST_TRY(add_padding(runner));
     if (!runner->laid_out) {
         runner->held_before = held_bytes(runner);

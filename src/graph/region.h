@@ -18,6 +18,7 @@ typedef struct mst_region_capture {
     mstar_buffer *out;
     mstar_graph *graph; /* NULL: not captured */
     mstar_lease lease;
+    bool claimed;
     int64_t num_tokens, num_requests; /* live counts */
 } mst_region_capture;
 
@@ -30,7 +31,8 @@ struct mstar_region_runner {
     mstar_step *step;
     int32_t num_slots, num_warmups, next_slot;
     int64_t first_handle, num_handles, handles_added;
-    mst_runner_phase phase;
+    bool inputs_made;
+    _Atomic mst_runner_phase phase; /* READY: captured does not change any more */
     mstar_capture_shapes shapes;
     int64_t *order; /* shapes as they are captured: largest first */
     uint8_t *captured;
@@ -58,6 +60,9 @@ mstar_status mst_region_handles(mstar_region_runner *runner, int32_t slot, const
                                 int64_t num_real, int64_t bs);
 void mst_region_reset_padding(mstar_region_runner *runner, const mstar_step_context *context,
                               int free_storage);
+
+/* Its graph is given back, and its lease. */
+void mst_region_drop_capture(mstar_region_runner *runner, mst_region_capture *capture);
 
 /* region_runner.c: the slot of a run: what was leased, else the next one. */
 int32_t mst_region_take_slot(mstar_region_runner *runner);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "graph/region.h"
+#include "step/step.h"
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
@@ -88,23 +89,29 @@ static mstar_status make_inputs(mstar_region_runner *runner, int64_t shape, int3
     return MSTAR_OK;
 }
 
+void mst_region_drop_capture(mstar_region_runner *runner, mst_region_capture *capture)
+{
+    mstar_graph_destroy(capture->graph);
+    capture->graph = NULL;
+    if (capture->claimed)
+        mstar_resources_unclaim(runner->resources, &capture->lease);
+    capture->claimed = false;
+}
+
 static void drop(mstar_region_runner *runner, int64_t shape, mstar_status status)
 {
     if (runner->first_failure == MSTAR_OK)
         runner->first_failure = status;
     const mstar_capture_shape *dropped = &runner->shapes.items[shape];
     runner->captured[shape] = 0;
-    for (int32_t slot = 0; slot < runner->num_slots; slot++) {
-        mst_region_capture *capture = &runner->captures[shape * runner->num_slots + slot];
-        mstar_graph_destroy(capture->graph);
-        capture->graph = NULL;
-    }
     mst_log(MST_LOG_ERROR, "%s: the shape of %lld requests and %lld tokens is not captured: %s",
             runner->key_info, (long long)dropped->bs, (long long)dropped->total_tokens,
             mstar_last_error());
     if (runner->info.first_failure[0] == '\0')
         (void)snprintf(runner->info.first_failure, sizeof runner->info.first_failure, "%s",
                        mstar_last_error());
+    for (int32_t slot = 0; slot < runner->num_slots; slot++)
+        mst_region_drop_capture(runner, &runner->captures[shape * runner->num_slots + slot]);
 }
 
 static mstar_status claim(mstar_region_runner *runner)
@@ -119,6 +126,8 @@ static mstar_status claim(mstar_region_runner *runner)
     mstar_status status =
         mst_claim_leases(runner->resources, runner->node, leases, count, runner->key_info);
     mst_free(leases);
+    for (int64_t i = 0; i < runner->shapes.count * runner->num_slots && status == MSTAR_OK; i++)
+        runner->captures[i].claimed = runner->captured[i / runner->num_slots];
     return status;
 }
 
@@ -317,8 +326,7 @@ mstar_status mstar_region_runner_prepare(mstar_region_runner *runner)
     if (runner->phase != MST_RUNNER_NEW)
         return mst_fail(MSTAR_OUT_OF_ORDER, "region %s has been prepared already",
                         runner->key_info);
-    runner->phase = MST_RUNNER_PREPARED;
-    for (int64_t i = 0; i < runner->shapes.count; i++) {
+    for (int64_t i = 0; i < runner->shapes.count && !runner->inputs_made; i++) {
         runner->captured[i] = 1;
         for (int32_t slot = 0; slot < runner->num_slots && runner->captured[i]; slot++) {
             mstar_status status = make_inputs(runner, i, slot);
@@ -326,13 +334,15 @@ mstar_status mstar_region_runner_prepare(mstar_region_runner *runner)
                 drop(runner, i, status);
         }
     }
+    runner->inputs_made = true;
     for (; runner->resources != NULL && runner->handles_added < runner->num_handles;
          runner->handles_added++)
         MST_TRY(mstar_resources_add_request(runner->resources,
                                             runner->first_handle - runner->handles_added));
     if (runner->resources != NULL)
-        MST_TRY(claim(runner));
+        MST_TRY(claim(runner)); /* else it is prepared again */
     count_all(runner);
+    runner->phase = MST_RUNNER_PREPARED;
     return MSTAR_OK;
 }
 
@@ -345,20 +355,24 @@ mstar_status mstar_region_runner_capture(mstar_region_runner *runner)
                             ? "region %s captures before it was prepared"
                             : "region %s has captured already",
                         runner->key_info);
-    runner->phase = MST_RUNNER_READY;
+    runner->phase = MST_RUNNER_CAPTURING;
+    mst_resources_note_captured(runner->resources, 1);
     runner->info.graph_bytes = 0; /* counted so far */
     int64_t start = mst_runner_now();
     for (int64_t i = 0; i < runner->shapes.count; i++) {
         int64_t shape = runner->order[i];
-        mstar_status status = MSTAR_OK;
+        size_t before = runner->info.graph_bytes;
         for (int32_t slot = 0; runner->captured[shape] && slot < runner->num_slots; slot++) {
-            status = capture_slot(runner, shape, slot);
-            if (status != MSTAR_OK)
-                drop(runner, shape, status);
+            mstar_status status = capture_slot(runner, shape, slot);
+            if (status == MSTAR_OK)
+                continue;
+            drop(runner, shape, status);
+            runner->info.graph_bytes = before;
         }
         runner->info.num_captured += runner->captured[shape];
     }
     runner->info.capture_ns = mst_runner_now() - start - runner->info.tuning_ns;
+    runner->phase = MST_RUNNER_READY;
     const char *required = mst_env_get(MST_ENV_REQUIRE_GRAPHS);
     if (runner->info.num_captured == runner->shapes.count || required == NULL ||
         strcmp(required, "1") != 0)

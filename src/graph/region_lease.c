@@ -24,13 +24,14 @@ static mstar_status check_handles(const mstar_graph_runner *runner,
     if (region->resources == NULL)
         return MSTAR_OK;
     if (region->resources == runner->resources &&
-        handles_meet(region->first_handle, region->num_handles, -2, runner->num_padding))
+        handles_meet(region->first_handle, region->num_handles, runner->first_padding,
+                     runner->num_padding))
         return mst_fail(MSTAR_INVALID_ARGUMENT,
                         "region %s pads with %lld handles from %lld down; %s pads the same "
-                        "resources with %lld from -2 down",
+                        "resources with %lld from %lld down",
                         region->key_info, (long long)region->num_handles,
                         (long long)region->first_handle, runner->node,
-                        (long long)runner->num_padding);
+                        (long long)runner->num_padding, (long long)runner->first_padding);
     for (int64_t i = 0; i < runner->num_regions; i++) {
         const mstar_region_runner *other = runner->regions[i];
         if (region->resources == other->resources &&
@@ -50,7 +51,7 @@ mstar_status mstar_graph_runner_add_region(mstar_graph_runner *runner, mstar_reg
 {
     MST_TRY(mst_check_not_null("runner", runner));
     MST_TRY(mst_check_not_null("region", region));
-    if (runner->phase == MST_RUNNER_READY)
+    if (runner->phase >= MST_RUNNER_CAPTURING)
         return mst_fail(MSTAR_OUT_OF_ORDER, "%s has captured already; its regions are added before",
                         runner->node);
     if (region->device != runner->device)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "graph/region.h"
+#include "step/step.h"
 
 void mstar_region_runner_desc_init(mstar_region_runner_desc *desc)
 {
@@ -13,7 +14,7 @@ void mstar_region_runner_desc_init(mstar_region_runner_desc *desc)
                                            .num_slots = -1,
                                            .node = "node",
                                            .num_warmups = 2,
-                                           .first_handle = -2};
+                                           .first_handle = -1};
 }
 
 void mstar_region_call_init(mstar_region_call *call)
@@ -38,7 +39,7 @@ static mstar_status check_desc(mstar_device *device, const mstar_region_runner_d
     if (desc->num_slots != -1)
         MST_TRY(mst_check_range("desc.num_slots", desc->num_slots, 1, 64));
     MST_TRY(mst_check_range("desc.num_warmups", desc->num_warmups, 0, 100));
-    MST_TRY(mst_check_range("desc.first_handle", desc->first_handle, INT64_MIN / 2, -2));
+    MST_TRY(mst_check_range("desc.first_handle", desc->first_handle, INT64_MIN / 2, -1));
     if (desc->config->info.declare_step != NULL && desc->resources == NULL)
         return mst_fail(MSTAR_INVALID_ARGUMENT,
                         "desc.config declares steps and desc.resources is NULL");
@@ -111,7 +112,8 @@ static mstar_status fill(const mstar_region_runner_desc *desc, mstar_region_runn
     runner->config = desc->config;
     runner->resources = desc->resources;
     runner->num_warmups = desc->num_warmups;
-    runner->first_handle = desc->first_handle;
+    runner->first_handle =
+        desc->first_handle < -1 ? desc->first_handle : mst_resources_free_handle(desc->resources);
     MST_TRY(mst_strdup(desc->node, "a node's name", &runner->node));
     MST_TRY(mst_strdup(desc->label, "a region's label", &runner->label));
     size_t bytes = strlen(desc->node) + strlen(desc->label) + 2;
@@ -129,6 +131,7 @@ static mstar_status fill(const mstar_region_runner_desc *desc, mstar_region_runn
     sort_order(runner);
     MST_TRY(choose_slots(desc, runner));
     runner->num_handles = max_bs * runner->num_slots;
+    mst_resources_take_handles(runner->resources, runner->first_handle, runner->num_handles);
     return make_captures(runner);
 }
 
@@ -163,13 +166,15 @@ void mstar_region_runner_destroy(mstar_region_runner *runner)
     for (int64_t i = 0; runner->captures != NULL && i < runner->shapes.count * runner->num_slots;
          i++) {
         mst_region_capture *capture = &runner->captures[i];
-        mstar_graph_destroy(capture->graph);
+        mst_region_drop_capture(runner, capture);
         mstar_tensors_release(&capture->inputs);
         mstar_tensors_release(&capture->outputs);
         mstar_buffer_destroy(capture->memory);
         mst_free(capture->host_memory);
         mstar_buffer_destroy(capture->out);
     }
+    if (runner->phase == MST_RUNNER_READY)
+        mst_resources_note_captured(runner->resources, -1);
     mstar_step_destroy(runner->step);
     mstar_capture_shapes_release(&runner->shapes);
     mstar_tensors_release(&runner->results);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "graph/runner.h"
+#include "step/step.h"
 
 void mstar_node_hooks_init(mstar_node_hooks *hooks)
 {
@@ -75,7 +76,7 @@ static mstar_status make_configs(const mstar_graph_runner_desc *desc, mstar_grap
                             (void **)&runner->configs));
     MST_TRY(mst_alloc_array(desc->num_configs, sizeof *runner->config_states, "configs of a runner",
                             (void **)&runner->config_states));
-    int64_t handle = -2;
+    int64_t handle = runner->first_padding = mst_resources_free_handle(runner->resources);
     for (int64_t i = 0; i < desc->num_configs; i++) {
         const mstar_graph_config *config = desc->configs[i];
         runner->configs[i] = config;
@@ -86,7 +87,8 @@ static mstar_status make_configs(const mstar_graph_runner_desc *desc, mstar_grap
         MST_TRY(mstar_graph_config_make_node_inputs(config, config->max_batch_size, 0,
                                                     &runner->config_states[i].padding));
     }
-    runner->num_padding = -2 - handle;
+    runner->num_padding = runner->first_padding - handle;
+    mst_resources_take_handles(runner->resources, runner->first_padding, runner->num_padding);
     return MSTAR_OK;
 }
 
@@ -258,10 +260,14 @@ void mstar_graph_runner_destroy(mstar_graph_runner *runner)
         return;
     (void)mst_order_wait(runner);
     for (int64_t i = 0; i < runner->padding_added; i++)
-        mstar_resources_remove_request(runner->resources, -2 - i);
+        mstar_resources_remove_request(runner->resources, runner->first_padding - i);
     for (int64_t i = 0; runner->captures != NULL && i < runner->num_buckets * runner->num_slots;
          i++)
         mst_capture_clear(&runner->captures[i]);
+    for (int64_t i = 0; runner->captures != NULL && i < runner->num_buckets; i++)
+        mst_bucket_unclaim(runner, i);
+    if (runner->phase == MST_RUNNER_READY)
+        mst_resources_note_captured(runner->resources, -1);
     mst_order_close(runner);
     for (int32_t i = 0; runner->slots != NULL && i < runner->num_slots; i++) {
         mstar_step_destroy(runner->slots[i].step);
@@ -333,6 +339,7 @@ mstar_status mstar_graph_runner_query(const mstar_graph_runner *runner,
         .padding_tokens = atomic_load(&stats->padding_tokens),
         .eager_tokens = atomic_load(&stats->eager_tokens),
         .num_handles = runner->num_padding,
+        .first_handle = runner->first_padding,
         .region_leases = atomic_load(&stats->region_leases),
     };
     for (int i = 0; i < MSTAR_NUM_GRAPH_MISSES; i++)

@@ -119,6 +119,7 @@ typedef struct mst_runner_bucket {
     mstar_frame_size size;
     size_t scratch_bytes, graph_bytes; /* of graphs: as counted, then as captured */
     size_t resource_bytes;
+    bool claimed; /* its leases, of every slot */
     int64_t nodes, capture_ns;
     const char *compile_mode;    /* static; NULL: compile is 0 */
     mst_specialised specialised; /* counts of one slot, time of all */
@@ -151,6 +152,7 @@ typedef struct mst_slot {
 typedef enum mst_runner_phase {
     MST_RUNNER_NEW,
     MST_RUNNER_PREPARED,
+    MST_RUNNER_CAPTURING,
     MST_RUNNER_READY
 } mst_runner_phase;
 
@@ -194,7 +196,7 @@ struct mstar_graph_runner {
     int32_t next_slot;
     bool sync; /* MSTAR_ENGINE_STEP_SYNC */
     int64_t max_bs;
-    int64_t num_padding, padding_added; /* handles that pad, from -2 down */
+    int64_t first_padding, num_padding, padding_added; /* handles that pad, from the first down */
     mst_slot *slots;
     int32_t latest_slot;       /* of the latest step; -1: none, or a processor */
     int32_t open_slot;         /* of the step in progress; the same */
@@ -223,6 +225,8 @@ void mst_order_close(mstar_graph_runner *runner);
 size_t mst_order_bytes(const mstar_graph_runner *runner);
 /* The host waits for the latest step: before memory that it uses is given back. */
 mstar_status mst_order_wait(const mstar_graph_runner *runner);
+/* And for the latest of the runners that share its resources: before plans of a capture. */
+mstar_status mst_order_wait_all(const mstar_graph_runner *runner);
 /* Around a step in a slot. end: whatever the step's status, which it passes on, and however far the
  * step came. */
 mstar_status mst_order_begin(mstar_graph_runner *runner, int32_t slot, mstar_stream *stream);
@@ -278,6 +282,8 @@ mstar_status mst_check_regions_prepared(const mstar_graph_runner *runner);
 
 /* Records why a bucket is not captured, the present error text, and logs it. */
 void mst_bucket_fail(mstar_graph_runner *runner, int64_t bucket, mstar_bucket_state state);
+/* Gives back the claims of a bucket's leases, if there are any; its graphs are gone. */
+void mst_bucket_unclaim(mstar_graph_runner *runner, int64_t bucket);
 /* OUT_OF_MEMORY, and runner->unaffordable, where so many bytes more would break the memory rule. */
 mstar_status mst_runner_afford(mstar_graph_runner *runner, size_t more);
 static inline bool mst_bucket_is_kept(const mst_runner_bucket *bucket)

@@ -271,6 +271,8 @@ mstar_status mstar_graph_runner_step(mstar_graph_runner *runner, const mstar_run
     MST_TRY(mst_check_not_null("runner", runner));
     MST_TRY(mst_check_not_null("step", given));
     MST_TRY(mst_check_not_null("result", result));
+    if (runner->phase == MST_RUNNER_CAPTURING)
+        return mst_fail(MSTAR_OUT_OF_ORDER, "%s: a step while the runner captures", runner->node);
     mstar_runner_step step;
     mstar_runner_step_init(&step);
     MST_TRY(mst_desc_read("step", given, &step, sizeof step));

@@ -5,9 +5,11 @@
  * Steps share static inputs, the pool and, slot by slot, the plans of the resources. So a step
  * waits for the one before it, whatever stream that ran on, and for the plan that was made ahead
  * into its slot; a plan made ahead, on a stream of its own, waits for the step that used its slot
- * last. All of it is the device's waiting: the host never does.
+ * last. All of it is the device's waiting: the host never does. Runners over the same resources
+ * share plans as well: a step waits for the latest one of any of them.
  */
 #include "graph/runner.h"
+#include "step/step.h"
 
 mstar_status mst_order_open(mstar_graph_runner *runner)
 {
@@ -25,6 +27,8 @@ mstar_status mst_order_open(mstar_graph_runner *runner)
 void mst_order_close(mstar_graph_runner *runner)
 {
     for (int32_t i = 0; runner->slots != NULL && i < runner->num_slots; i++) {
+        if (runner->resources != NULL && runner->resources->done == runner->slots[i].done)
+            runner->resources->done = NULL;
         mstar_event_destroy(runner->slots[i].done);
         mstar_event_destroy(runner->slots[i].planned);
     }
@@ -46,12 +50,21 @@ mstar_status mst_order_wait(const mstar_graph_runner *runner)
     return mstar_event_synchronize(runner->slots[runner->latest_slot].done);
 }
 
+mstar_status mst_order_wait_all(const mstar_graph_runner *runner)
+{
+    MST_TRY(mst_order_wait(runner));
+    bool shared = runner->resources != NULL && runner->resources->done != NULL;
+    return shared ? mstar_event_synchronize(runner->resources->done) : MSTAR_OK;
+}
+
 mstar_status mst_order_begin(mstar_graph_runner *runner, int32_t slot, mstar_stream *stream)
 {
     if (mst_device_is_host(runner->device))
         return MSTAR_OK;
     if (runner->latest_slot >= 0)
         MST_TRY(mstar_stream_wait_event(stream, runner->slots[runner->latest_slot].done));
+    if (runner->resources != NULL && runner->resources->done != NULL)
+        MST_TRY(mstar_stream_wait_event(stream, runner->resources->done));
     MST_TRY(mstar_stream_wait_event(stream, runner->slots[slot].planned));
     runner->open_slot = slot;
     return MSTAR_OK;
@@ -64,6 +77,8 @@ mstar_status mst_order_end(mstar_graph_runner *runner, mstar_stream *stream, mst
         return status;
     runner->latest_slot = slot;
     runner->open_slot = -1;
+    if (runner->resources != NULL)
+        runner->resources->done = runner->slots[slot].done;
     if (status == MSTAR_OK)
         return mstar_event_record(runner->slots[slot].done, stream);
     /* part of the step may have been given to the stream */

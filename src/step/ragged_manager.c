@@ -197,15 +197,20 @@ static mstar_status plan_ahead(mstar_ragged_manager *manager, const mstar_step_c
 /* ---- the resource -----------------------------------------------------------------------------
  */
 
+/* Wrappers are made by plans and never move, so that claims may come after captures. */
 static mstar_status claim_hook(void *self, const mstar_claim *claim)
 {
-    const mstar_ragged_manager *manager = self;
+    mstar_ragged_manager *manager = self;
+    mst_ragged_store *store = &manager->store;
     for (int64_t i = 0; i < claim->num_leases; i++) {
         int64_t segments, tokens;
-        MST_TRY(
-            mst_ragged_ceilings(&manager->store.config, &claim->leases[i].key, &segments, &tokens));
+        MST_TRY(mst_ragged_ceilings(&store->config, &claim->leases[i].key, &segments, &tokens));
     }
-    return MSTAR_OK;
+    (void)pthread_mutex_lock(&manager->lock);
+    mstar_status status =
+        mst_claims_add(&store->claims, &store->texts, claim->leases, claim->num_leases);
+    (void)pthread_mutex_unlock(&manager->lock);
+    return status;
 }
 
 static mstar_status growth(const mstar_ragged_manager *manager, const mstar_step_context *context,
@@ -226,7 +231,6 @@ static mstar_status growth(const mstar_ragged_manager *manager, const mstar_step
     return status;
 }
 
-/* A claim takes nothing here, a plan all. */
 static mstar_status claim_bytes_hook(void *self, const mstar_step_context *context,
                                      const mstar_resource_step *step, size_t *bytes)
 {
@@ -237,16 +241,23 @@ static mstar_status claim_bytes_hook(void *self, const mstar_step_context *conte
     return status;
 }
 
-static void unclaim_hook(void *self, const mstar_bucket_key *bucket)
+static void forget(mstar_ragged_manager *manager, const mstar_lease *lease)
+{
+    for (int i = 0; i < 2; i++) {
+        plans *made = &manager->both[i];
+        if (made->leased && made->slot == lease->slot &&
+            mstar_bucket_key_equal(&made->key, &lease->key))
+            made->valid = false;
+    }
+    mst_ragged_store_forget(&manager->store, lease);
+}
+
+static void unclaim_hook(void *self, const mstar_lease *lease)
 {
     mstar_ragged_manager *manager = self;
     (void)pthread_mutex_lock(&manager->lock);
-    for (int i = 0; i < 2; i++) {
-        plans *made = &manager->both[i];
-        if (made->leased && mstar_bucket_key_equal(&made->key, bucket))
-            made->valid = false;
-    }
-    mst_ragged_store_forget(&manager->store, bucket);
+    if (mst_claims_drop(&manager->store.claims, lease))
+        forget(manager, lease);
     (void)pthread_mutex_unlock(&manager->lock);
 }
 

@@ -163,6 +163,7 @@ void mst_ragged_store_close(mst_ragged_store *store)
         mstar_buffer_destroy(store->workspaces[i].buffer);
     mst_free(store->wrappers);
     mst_free(store->workspaces);
+    mst_free(store->claims.items);
     mst_texts_release(&store->texts);
     memset(store, 0, sizeof *store);
 }
@@ -202,18 +203,6 @@ static mst_ragged_wrapper *look_up(const mst_ragged_store *store, const mstar_bu
     return NULL;
 }
 
-static mstar_status keep_key(mst_ragged_store *store, const mstar_bucket_key *bucket,
-                             mstar_bucket_key *key)
-{
-    *key = *bucket;
-    if (bucket->walk != NULL)
-        MST_TRY(mst_texts_keep(&store->texts, bucket->walk, &key->walk));
-    if (bucket->additional_key_info != NULL)
-        MST_TRY(
-            mst_texts_keep(&store->texts, bucket->additional_key_info, &key->additional_key_info));
-    return MSTAR_OK;
-}
-
 static mstar_status fill_wrapper(mst_ragged_store *store, const mstar_bucket_key *bucket,
                                  const char *label, mst_ragged_wrapper *wrapper)
 {
@@ -222,7 +211,7 @@ static mstar_status fill_wrapper(mst_ragged_store *store, const mstar_bucket_key
     wrapper_desc(store, &desc);
     MST_TRY(mst_texts_keep(&store->texts, label, &wrapper->label));
     if (bucket != NULL) {
-        MST_TRY(keep_key(store, bucket, &wrapper->key));
+        MST_TRY(mst_bucket_key_keep(&store->texts, bucket, &wrapper->key));
         desc.accelerator_graph = 1;
         MST_TRY(mst_ragged_ceilings(&store->config, bucket, &desc.max_num_segments,
                                     &desc.max_total_tokens));
@@ -313,12 +302,13 @@ mstar_status mst_ragged_store_growth(const mst_ragged_store *store, const mstar_
     return MSTAR_OK;
 }
 
-void mst_ragged_store_forget(mst_ragged_store *store, const mstar_bucket_key *bucket)
+void mst_ragged_store_forget(mst_ragged_store *store, const mstar_lease *lease)
 {
     int64_t kept = 0;
     for (int64_t i = 0; i < store->num_wrappers; i++) {
         mst_ragged_wrapper *wrapper = store->wrappers[i];
-        if (!wrapper->graph || !mstar_bucket_key_equal(&wrapper->key, bucket)) {
+        if (!wrapper->graph || wrapper->slot != lease->slot ||
+            !mstar_bucket_key_equal(&wrapper->key, &lease->key)) {
             store->wrappers[kept++] = wrapper;
             continue;
         }
@@ -333,6 +323,7 @@ size_t mst_ragged_store_bytes(const mst_ragged_store *store)
     size_t bytes =
         (size_t)store->wrappers_capacity * sizeof *store->wrappers +
         (size_t)store->workspaces_capacity * sizeof *store->workspaces +
+        (size_t)store->claims.capacity * sizeof *store->claims.items +
         (size_t)store->num_workspaces * mst_buffer_cost(store->device, store->workspace_bytes) +
         mst_texts_bytes(&store->texts);
     for (int64_t i = 0; i < store->num_wrappers; i++) {

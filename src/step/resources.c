@@ -132,6 +132,21 @@ void *mstar_resources_get_self(const mstar_resources *resources, const char *key
 /* ---- all of them ------------------------------------------------------------------------------
  */
 
+static void unclaim_from(mstar_resources *set, int64_t count, const mstar_lease *lease)
+{
+    for (int64_t i = count - 1; i >= 0; i--) {
+        if (set->list[i].hooks.unclaim != NULL)
+            set->list[i].hooks.unclaim(set->list[i].self, lease);
+    }
+}
+
+/* Those of the first count resources that were given the claim. */
+static void give_back(mstar_resources *set, int64_t count, const mstar_claim *claim)
+{
+    for (int64_t i = 0; i < claim->num_leases; i++)
+        unclaim_from(set, count, &claim->leases[i]);
+}
+
 mstar_status mstar_resources_claim(mstar_resources *resources, const mstar_claim *claim)
 {
     mstar_claim full;
@@ -141,24 +156,45 @@ mstar_status mstar_resources_claim(mstar_resources *resources, const mstar_claim
     MST_TRY(mst_check_not_null("claim", claim));
     MST_TRY(mst_desc_read("claim", claim, &full, sizeof full));
     full.struct_size = (uint32_t)sizeof full;
+    full.captured = resources->num_captured > 0;
+    MST_TRY(mst_check_range("claim.num_leases", full.num_leases, 0, INT64_MAX));
+    if (full.num_leases > 0)
+        MST_TRY(mst_check_not_null("claim.leases", full.leases));
     for (int64_t i = 0; i < resources->count; i++) {
         const mst_resource *resource = &resources->list[i];
         if (resource->hooks.claim == NULL)
             continue;
         mstar_status status = resource->hooks.claim(resource->self, &full);
-        if (status != MSTAR_OK)
-            return mst_fail_for(status, resource);
+        if (status == MSTAR_OK)
+            continue;
+        (void)mst_fail_for(status, resource);
+        give_back(resources, i, &full);
+        return status;
     }
     return MSTAR_OK;
 }
 
-void mstar_resources_unclaim(mstar_resources *resources, const mstar_bucket_key *bucket)
+void mstar_resources_unclaim(mstar_resources *resources, const mstar_lease *lease)
 {
-    for (int64_t i = 0; resources != NULL && bucket != NULL && i < resources->count; i++) {
-        const mst_resource *resource = &resources->list[i];
-        if (resource->hooks.unclaim != NULL)
-            resource->hooks.unclaim(resource->self, bucket);
-    }
+    if (resources != NULL && lease != NULL)
+        unclaim_from(resources, resources->count, lease);
+}
+
+void mst_resources_note_captured(mstar_resources *set, int by)
+{
+    if (set != NULL)
+        set->num_captured += by;
+}
+
+int64_t mst_resources_free_handle(const mstar_resources *set)
+{
+    return set != NULL ? -2 - set->handles_taken : -2;
+}
+
+void mst_resources_take_handles(mstar_resources *set, int64_t first, int64_t count)
+{
+    if (set != NULL)
+        set->handles_taken = mst_max_i64(set->handles_taken, -2 - (first - count));
 }
 
 mstar_status mstar_resources_validate(mstar_resources *resources)

@@ -75,11 +75,42 @@ struct mstar_resources {
     mstar_plan_results present, ahead; /* of the step that runs; of the one planned ahead */
     mstar_segment *real;               /* segments without padding rows, for commit and publish */
     int64_t real_capacity;
+    int64_t num_captured;  /* runners that have captured over the set and are alive */
+    int64_t handles_taken; /* for padding rows, from -2 down */
+    mstar_event *done;     /* of the latest step that a runner gave to a device; NULL: none */
 };
 /* -1: not there. */
 int64_t mst_resources_find(const mstar_resources *set, const char *key);
+/* A runner over the set has captured, +1, or is gone, -1. set may be NULL, here and below. */
+void mst_resources_note_captured(mstar_resources *set, int by);
+/* Below all handles that runners over the set pad with. */
+int64_t mst_resources_free_handle(const mstar_resources *set);
+/* From first down, for the rows of a runner that pad. */
+void mst_resources_take_handles(mstar_resources *set, int64_t first, int64_t count);
 /* Puts the resource's key before the present text; returns status. */
 mstar_status mst_fail_for(mstar_status status, const mst_resource *resource);
+
+/* ---- lease_claims.c ---------------------------------------------------------------------------
+ */
+
+typedef struct mst_lease_claim {
+    mstar_lease lease; /* texts are kept ones */
+    int64_t times;
+} mst_lease_claim;
+
+/* Zero it, add; items are freed with mst_free. */
+typedef struct mst_lease_claims {
+    mst_lease_claim *items;
+    int64_t count, capacity;
+} mst_lease_claims;
+/* All of them once more, or none. */
+mstar_status mst_claims_add(mst_lease_claims *claims, mst_texts *texts, const mstar_lease *leases,
+                            int64_t count);
+/* Once less; true when nobody claims the lease any more. */
+bool mst_claims_drop(mst_lease_claims *claims, const mstar_lease *lease);
+/* The key with kept texts. */
+mstar_status mst_bucket_key_keep(mst_texts *texts, const mstar_bucket_key *bucket,
+                                 mstar_bucket_key *key);
 
 /* ---- ragged_config.c --------------------------------------------------------------------------
  */
@@ -163,6 +194,7 @@ typedef struct mst_ragged_store {
     int64_t num_wrappers, wrappers_capacity;
     mst_ragged_workspace *workspaces;
     int64_t num_workspaces, workspaces_capacity;
+    mst_lease_claims claims;
     mst_texts texts;
 } mst_ragged_store;
 mstar_status mst_ragged_store_open(mstar_device *device, const mst_ragged_config *config,
@@ -176,8 +208,8 @@ mstar_status mst_ragged_store_find(mst_ragged_store *store, const mstar_bucket_k
 mstar_status mst_ragged_store_growth(const mst_ragged_store *store, const mstar_bucket_key *bucket,
                                      int32_t slot, const mst_label_layout *layouts,
                                      int64_t num_layouts, size_t *bytes);
-/* Takes the bucket's wrappers away, every slot and label. */
-void mst_ragged_store_forget(mst_ragged_store *store, const mstar_bucket_key *bucket);
+/* Takes the lease's wrappers away, every label. */
+void mst_ragged_store_forget(mst_ragged_store *store, const mstar_lease *lease);
 size_t mst_ragged_store_bytes(const mst_ragged_store *store);
 
 mstar_status mst_ragged_wrapper_plan(mstar_ragged_kind kind, const mst_ragged_wrapper *wrapper,

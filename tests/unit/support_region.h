@@ -22,6 +22,7 @@ typedef struct region_bench {
     int64_t seq_len; /* batched; 0: packed */
     int fail_inputs, fail_capture, calls_inputs, calls_capture;
     int leases_asked;
+    int served_early; /* calls of the region's code that found a capture to serve it */
     const char *also; /* key of another resource that the region's steps touch; NULL: none */
 } region_bench;
 

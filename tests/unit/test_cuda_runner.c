@@ -263,6 +263,55 @@ static void steps_of_two_streams(void **state)
     echo_close(&b);
 }
 
+/* A step of one runner waits, on the device, for the last one of another over the same resources:
+ * they share plans. */
+static void runners_that_share_plans(void **state)
+{
+    (void)state;
+    static bench b;
+    static node_step step;
+    static node_result got, want;
+    check_rng rng = {87};
+    mstar_graph_runner *runners[2];
+    if (card_is_real())
+        return;
+    CHECK_OK(bench_capture_with(&b, (node_fault){0}, 2, true));
+    runners[0] = b.runner;
+    mstar_node_hooks hooks = node_hooks(&b.node);
+    mstar_graph_runner_desc desc = bench_desc(&b, &hooks);
+    bench_start(&b, &desc);
+    runners[1] = b.runner;
+    const mock_cuda *mock = mock_cuda_now();
+    for (int i = 0; i < 12; i++) {
+        mstar_graph_runner *runner = runners[i % 2];
+        const void *ours = mstar_stream_get_native(mstar_graph_runner_get_stream(runner));
+        const void *theirs =
+            mstar_stream_get_native(mstar_graph_runner_get_stream(runners[1 - i % 2]));
+        int64_t syncs = mock->calls[MOCK_stream_synchronize] + mock->calls[MOCK_event_synchronize];
+        node_step_fill(&step, &rng, (int64_t[]){5, 3, 9}, 3);
+        mstar_runner_step request;
+        mstar_runner_result result = {.struct_size = sizeof result};
+        mstar_runner_step_init(&request);
+        request.eager = i / 2 % 2;
+        request.walk = "w";
+        request.requests = step.requests;
+        request.inputs = step.inputs;
+        request.count = step.count;
+        CHECK_OK(mstar_graph_runner_step(runner, &request, &result));
+        assert_true(i == 0 || track_is_after(ours, theirs)); /* before any step the host waited */
+        assert_false(track_is_after(theirs, ours));
+        if (i >= 4) /* the first eager steps make their buffers */
+            assert_int_equal(
+                mock->calls[MOCK_stream_synchronize] + mock->calls[MOCK_event_synchronize], syncs);
+    }
+    (void)node_run(b.runner, "w", &step, 1, &want);
+    mstar_graph_runner_destroy(runners[1]);
+    b.runner = runners[0];
+    (void)node_run(b.runner, "w", &step, 0, &got);
+    node_check_equal(&step, &got, &want);
+    bench_close(&b);
+}
+
 static mstar_status plan_ahead(const bench *b, const node_step *next, mstar_stream *stream)
 {
     mstar_graph_miss miss;
@@ -441,6 +490,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(numbers_reach_the_device),
         cmocka_unit_test(inputs_of_the_device),
         cmocka_unit_test(steps_of_two_streams),
+        cmocka_unit_test(runners_that_share_plans),
         cmocka_unit_test(plans_made_ahead),
         cmocka_unit_test(calls_that_fail),
         cmocka_unit_test(regions_take_and_give_device_memory),

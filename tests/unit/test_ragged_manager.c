@@ -213,12 +213,12 @@ static void bytes_are_told_before(void **state)
                 continue;
             live = live_bytes();
             held = ragged_info(&f).memory_bytes;
-            mstar_resources_unclaim(f.set, &lease.key);
+            mstar_resources_unclaim(f.set, &lease);
             assert_true(live_bytes() < live);
             assert_int_equal(live - live_bytes(), held - ragged_info(&f).memory_bytes);
             assert_true(ask_bytes(&f, &lease) > 0);
             CHECK_FAILED(ragged_run(&f, NULL, 16, 16), MSTAR_NOT_FOUND, "planned are none");
-            mstar_resources_unclaim(f.set, &lease.key); /* nothing is left to give */
+            mstar_resources_unclaim(f.set, &lease); /* nothing is left to give */
         }
         ragged_close(&f);
     }
@@ -238,8 +238,6 @@ static void bytes_refused(void **state)
     CHECK_INVALID(mstar_resources_claim_bytes(f.set, &f.context, f.step, &bytes),
                   "resource \"attn\": bucket.num_tokens");
     assert_int_equal(bytes, 7);
-    mstar_resources_unclaim(f.set, NULL);
-    mstar_resources_unclaim(NULL, &large.key);
     f.context.lease = NULL;
     ragged_close(&f);
 }

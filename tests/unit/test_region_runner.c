@@ -6,6 +6,7 @@
 #include "support_region.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -288,6 +289,52 @@ static void test_can_run_and_lease(void **state)
     region_bench_close(&b);
 }
 
+static size_t bytes_of(const mstar_graph *graph)
+{
+    mstar_graph_info info = {.struct_size = sizeof info};
+    if (graph == NULL)
+        return 0;
+    CHECK_OK(mstar_graph_query(graph, &info));
+    return info.bytes;
+}
+
+/* Asks until the region can run, from a thread of its own. */
+static void *ask_while_captured(void *context)
+{
+    const region_bench *b = context;
+    const mstar_node_input input = {.input_seq_len = 5};
+    while (mstar_region_runner_can_run(b->runner, 1, 5) == MSTAR_GRAPH_MISS_NOT_CAPTURED)
+        (void)mstar_region_runner_can_lease(b->runner, &input, 1);
+    return (void *)(uintptr_t)mstar_region_runner_can_run(b->runner, 1, 5);
+}
+
+/* Whoever asks meanwhile, on any thread, hears that nothing is captured until all is. */
+static void test_asked_while_captured(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {1, 2}, totals[] = {16, 32, 64};
+    static region_bench b;
+    check_rng rng = {37};
+    for (int fails = 0; fails < 2; fails++) {
+        pthread_t thread;
+        void *last;
+        region_bench_open(&b, sizes, 2, 0, totals, 3);
+        mstar_region_runner_desc desc = region_bench_desc(&b);
+        CHECK_OK(mstar_region_runner_create(b.device, &desc, &b.runner));
+        CHECK_OK(mstar_region_runner_prepare(b.runner));
+        assert_int_equal(pthread_create(&thread, NULL, ask_while_captured, &b), 0);
+        b.fail_capture = fails ? b.calls_capture + 6 * 6 : 0; /* the last shape, its last slot */
+        CHECK_OK(mstar_region_runner_capture(b.runner));
+        assert_int_equal(pthread_join(thread, &last), 0);
+        assert_int_equal((uintptr_t)last, MSTAR_GRAPH_MISS_NONE);
+        assert_int_equal(region_bench_query(&b).num_captured, 6 - fails);
+        assert_int_equal(b.served_early, 0);
+        b.fail_capture = 0;
+        (void)region_bench_check(&b, &rng, (int64_t[]){5}, 1, 1);
+        region_bench_close(&b);
+    }
+}
+
 /* Every call fails once: one shape is dropped, the others are right. */
 static void test_every_call_fails_once(void **state)
 {
@@ -304,6 +351,14 @@ static void test_every_call_fails_once(void **state)
             region_bench_start(&b);
             mstar_region_runner_info info = region_bench_query(&b);
             assert_int_equal(info.num_captured, 1);
+            assert_int_equal(b.served_early, 0);
+            mstar_ragged_manager_info manager = {.struct_size = sizeof manager};
+            CHECK_OK(mstar_ragged_manager_query(b.node.manager, &manager));
+            assert_int_equal(manager.graph_wrappers, 2); /* of the other shape */
+            size_t graph_bytes = 0;
+            for (int i = 0; i < 4; i++)
+                graph_bytes += bytes_of(b.runner->captures[i].graph);
+            assert_int_equal(info.graph_bytes, graph_bytes);
             assert_non_null(
                 strstr(info.first_failure, hook == 0 ? "make_static_inputs" : "capture_fn"));
             assert_false(mstar_stream_is_capturing(b.stream));
@@ -347,7 +402,7 @@ static void test_refused(void **state)
     REFUSE(desc.stream = NULL, "desc.stream is NULL");
     REFUSE(desc.resources = NULL, "desc.resources is NULL");
     REFUSE(desc.num_slots = 0, "desc.num_slots is 0");
-    REFUSE(desc.first_handle = -1, "desc.first_handle is -1");
+    REFUSE(desc.first_handle = 0, "desc.first_handle is 0");
     region_bench_start(&b);
     mstar_region_call call;
     mstar_region_result result = {.struct_size = sizeof result};
@@ -393,6 +448,7 @@ int main(int argc, char **argv)
                                        cmocka_unit_test(test_compile),
                                        cmocka_unit_test(test_without_requests),
                                        cmocka_unit_test(test_can_run_and_lease),
+                                       cmocka_unit_test(test_asked_while_captured),
                                        cmocka_unit_test(test_every_call_fails_once),
                                        cmocka_unit_test(test_refused)};
     /* bytes of graphs and their specialisation are a processor's */

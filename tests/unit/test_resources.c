@@ -24,6 +24,7 @@ typedef struct fake {
     mstar_admission_outcome outcome;
     mstar_status admit_status, plan_status, commit_status, add_status;
     const char *wants; /* a result that must be there when it plans */
+    int64_t most_bs;   /* of a claim */
     int64_t seen_segments, seen_first;
     int32_t seen_slot, seen_pre_plan;
     int64_t seen_padded;
@@ -138,10 +139,10 @@ static mstar_status fake_claim_bytes(void *self, const mstar_step_context *conte
     return context->lease->key.bs > 100 ? mst_fail(MSTAR_OUT_OF_MEMORY, "too many") : MSTAR_OK;
 }
 
-static void fake_unclaim(void *self, const mstar_bucket_key *bucket)
+static void fake_unclaim(void *self, const mstar_lease *lease)
 {
     note("unclaim", ((fake *)self)->name);
-    assert_int_equal(bucket->bs, 8);
+    assert_int_equal(lease->key.bs, 8);
 }
 
 static void fake_release(void *self)
@@ -454,7 +455,9 @@ static void requests_begin_and_end(void **state)
     t.context.lease = &lease;
     CHECK_OK(mstar_resources_claim_bytes(t.set, &t.context, t.step, &bytes));
     assert_int_equal(bytes, 3 * 4000); /* four segments each */
-    mstar_resources_unclaim(t.set, &lease.key);
+    journal[0] = '\0';
+    mstar_resources_unclaim(t.set, &lease);
+    expect_journal("unclaim(attn) unclaim(pages) unclaim(positions) ");
     lease.key.bs = 800;
     CHECK_FAILED(mstar_resources_claim_bytes(t.set, &t.context, t.step, &bytes),
                  MSTAR_OUT_OF_MEMORY, "resource \"positions\": too many");

@@ -296,6 +296,16 @@ int mstc_turn_take(mstc_turn *turn, const char *what)
     return 0;
 }
 
+bool mstc_turn_read(mstc_turn *turn)
+{
+    const unsigned long me = PyThread_get_thread_ident();
+    if (turn->thread == me)
+        return false;
+    mstc_lock(turn->lock);
+    turn->thread = me;
+    return true;
+}
+
 void mstc_turn_give(mstc_turn *turn)
 {
     turn->thread = 0;

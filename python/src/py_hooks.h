@@ -44,6 +44,9 @@ typedef struct mstc_turn {
 int mstc_turn_init(mstc_turn *turn);
 int mstc_turn_take(mstc_turn *turn, const char *what);
 void mstc_turn_give(mstc_turn *turn);
+/* For a call that only reads: waits for other threads, but not for its own, whose turn it is then.
+ * True: it has the turn and gives it back. */
+bool mstc_turn_read(mstc_turn *turn);
 
 /* ---- whole-forward configs ---------------------------------------------------------------------
  */

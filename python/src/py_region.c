@@ -200,20 +200,19 @@ static int create(mstc_region *self, PyObject *config, mstar_region_runner_desc 
     return mstc_session_end(&session, status);
 }
 
-/* Region(driver, resources or None, config, node, label, num_slots, num_warmups, first_handle) */
+/* Region(driver, resources or None, config, node, label, num_slots, num_warmups) */
 static PyObject *region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"driver",    "resources",   "config",       "node", "label",
-                            "num_slots", "num_warmups", "first_handle", NULL};
+    static char *names[] = {"driver", "resources", "config",      "node",
+                            "label",  "num_slots", "num_warmups", NULL};
     PyObject *driver, *resources, *config;
     int slots, warmups;
-    long long first_handle;
     mstar_region_runner_desc desc;
     mstar_region_runner_desc_init(&desc);
     mstc_state *state = PyType_GetModuleState(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!ssiiL:Region", names, &driver, &resources,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!ssii:Region", names, &driver, &resources,
                                      &PyTuple_Type, &config, &desc.node, &desc.label, &slots,
-                                     &warmups, &first_handle))
+                                     &warmups))
         return NULL;
     if (resources != Py_None && Py_TYPE(resources) != state->resources_type) {
         PyErr_Format(PyExc_TypeError, "resources is a %R", Py_TYPE(resources));
@@ -221,7 +220,6 @@ static PyObject *region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     }
     desc.num_slots = slots;
     desc.num_warmups = warmups;
-    desc.first_handle = first_handle;
     allocfunc alloc = PyType_GetSlot(type, Py_tp_alloc);
     mstc_region *self = (mstc_region *)alloc(type, 0);
     if (self == NULL)
@@ -402,9 +400,12 @@ static PyObject *region_run(PyObject *object, PyObject *args)
 static PyObject *region_info(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    const mstc_region *self = (const mstc_region *)object;
+    mstc_region *self = (mstc_region *)object;
     mstar_region_runner_info info = {.struct_size = sizeof info};
+    const bool turn = mstc_turn_read(&self->turn);
     mstar_status status = mstar_region_runner_query(self->runner, &info);
+    if (turn)
+        mstc_turn_give(&self->turn);
     if (status != MSTAR_OK) {
         mstc_raise(status);
         return NULL;

@@ -21,6 +21,7 @@ typedef struct mstc_runner {
     Py_ssize_t num_configs;
     mstar_graph_runner *runner;
     mstc_turn turn, plan_turn;
+    mstc_turn build_turn; /* prepare and capture: a query waits for them, and for no step */
 } mstc_runner;
 
 /* ---- hooks ----------------------------------------------------------------------------------- */
@@ -210,7 +211,8 @@ static PyObject *runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (self->pool == NULL)
         PyErr_NoMemory();
     if (self->keep == NULL || self->pool == NULL || mstc_turn_init(&self->turn) < 0 ||
-        mstc_turn_init(&self->plan_turn) < 0 || create(self, configs, &desc) < 0)
+        mstc_turn_init(&self->plan_turn) < 0 || mstc_turn_init(&self->build_turn) < 0 ||
+        create(self, configs, &desc) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -254,10 +256,10 @@ static void runner_dealloc(PyObject *object)
     (void)runner_clear(object);
     Py_XDECREF(self->resources);
     mstc_pool_release(self->pool);
-    if (self->turn.lock != NULL)
-        PyThread_free_lock(self->turn.lock);
-    if (self->plan_turn.lock != NULL)
-        PyThread_free_lock(self->plan_turn.lock);
+    mstc_turn *const turns[] = {&self->turn, &self->plan_turn, &self->build_turn};
+    for (int i = 0; i < 3; i++)
+        if (turns[i]->lock != NULL)
+            PyThread_free_lock(turns[i]->lock);
     freefunc release = PyType_GetSlot(type, Py_tp_free);
     release(object);
     Py_DECREF(type);
@@ -274,11 +276,14 @@ static PyObject *collecting(mstc_runner *self, mstar_status (*call)(mstar_graph_
         Py_XDECREF(failures);
         return NULL;
     }
+    const bool builds = mstc_turn_read(&self->build_turn);
     mstc_session_begin(&session);
     session.failures = failures;
     mstar_status status;
     Py_BEGIN_ALLOW_THREADS status = call(self->runner);
     Py_END_ALLOW_THREADS const int result = mstc_session_end(&session, status);
+    if (builds)
+        mstc_turn_give(&self->build_turn);
     mstc_turn_give(&self->turn);
     return mstc_collected(failures, result);
 }
@@ -395,9 +400,12 @@ static PyObject *runner_pre_plan(PyObject *object, PyObject *args)
 static PyObject *runner_info(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    const mstc_runner *self = (const mstc_runner *)object;
+    mstc_runner *self = (mstc_runner *)object;
     mstar_graph_runner_info info = {.struct_size = sizeof info};
+    const bool turn = mstc_turn_read(&self->build_turn);
     mstar_status status = mstar_graph_runner_query(self->runner, &info);
+    if (turn)
+        mstc_turn_give(&self->build_turn);
     if (status != MSTAR_OK) {
         mstc_raise(status);
         return NULL;
@@ -441,8 +449,9 @@ static PyObject *bucket_dict(const mstar_runner_bucket_info *bucket)
 static PyObject *runner_buckets(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    const mstc_runner *self = (const mstc_runner *)object;
+    mstc_runner *self = (mstc_runner *)object;
     PyObject *list = PyList_New(0);
+    const bool turn = mstc_turn_read(&self->build_turn);
     for (int64_t i = 0; list != NULL; i++) {
         mstar_runner_bucket_info bucket = {.struct_size = sizeof bucket};
         if (mstar_graph_runner_query_bucket(self->runner, i, &bucket) != MSTAR_OK)
@@ -452,6 +461,8 @@ static PyObject *runner_buckets(PyObject *object, PyObject *unused)
             Py_CLEAR(list);
         Py_XDECREF(entry);
     }
+    if (turn)
+        mstc_turn_give(&self->build_turn);
     return list;
 }
 

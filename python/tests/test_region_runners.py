@@ -194,6 +194,51 @@ def test_leases_before_the_step():
     assert piecewise(lease_before_step=True).can_lease([text(4), text(4)])
 
 
+def test_asked_while_it_captures():
+    """No lease for a capture that may yet fail, whoever asks: only what is there is promised."""
+    heard, threads, shapes = [], [], []
+
+    def ask():
+        heard.append((runner.why_not(1, 8), runner.can_lease([text(8)])))
+
+    def asked(inputs):
+        ask()  # inside of the callback, and from beside it
+        threads.append(threading.Thread(target=ask))
+        threads[-1].start()
+        threads[-1].join()
+        assert runner.info["num_captured"] < 4
+        shapes.append(inputs.static_inputs["x"].shape[0])
+        if len(shapes) == fails_at:
+            raise Boom("the last one")
+        return region(inputs)
+
+    fails_at = 0
+    runner = piecewise(capture=False, capture_fn=asked, lease_before_step=True)
+    runner.prepare()
+    fails_at = len(shapes) + 4 * 3  # two warm-ups and a recording of each shape
+    runner.capture()
+    assert len(heard) == 2 * fails_at and set(heard) == {("not_captured", False)}
+    assert runner.info["num_captured"] == 3
+    assert runner.why_not(1, 8) is None and runner.can_lease([text(8)])  # the larger one stands in
+
+
+def test_a_query_waits_for_captures():
+    told, threads = [], []
+
+    def asking(inputs):
+        threads.append(threading.Thread(target=lambda: told.append(runner.info["num_captured"])))
+        threads[-1].start()
+        time.sleep(0.01)  # time enough for an answer, were there one
+        return region(inputs)
+
+    runner = piecewise(capture=False, capture_fn=asking)
+    runner.prepare()
+    runner.capture()
+    for thread in threads:
+        thread.join()
+    assert set(told) <= {0, 4} and 4 in told  # 0: of those that were asked in prepare
+
+
 @pytest.mark.parametrize("where", ["capture_fn", "make_static_inputs", "declare_step"])
 def test_exceptions_of_a_region(where, caplog):
     def raising(*_):

@@ -488,8 +488,7 @@ class PiecewiseAcceleratorGraphRunner(_Runner):
                    config.lease_before_step and config.can_lease is not None)
         self._core = _core.Region(
             self, None if resources is None else resources._core, lowered, node, label,
-            -1 if num_slots is None else num_slots, num_warmups,
-            -2 if resources is None else resources._next_padding_handle())
+            -1 if num_slots is None else num_slots, num_warmups)
 
     def can_run(self, bs: int, num_tokens: int | None = None) -> bool:
         """True when a capture serves bs requests of num_tokens tokens in all (None: not known)."""

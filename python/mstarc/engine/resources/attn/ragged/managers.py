@@ -110,7 +110,6 @@ class NodeResources(Mapping[str, RaggedAttentionManager]):
             if not isinstance(manager, RaggedAttentionManager):
                 raise TypeError(f"resource {key!r} is a {type(manager)!r}; expected a manager")
         self._core = _core.Resources({key: one._core for key, one in self._managers.items()})
-        self._regions = 0
 
     def __getitem__(self, key: str) -> RaggedAttentionManager:
         return self._managers[key]
@@ -123,8 +122,3 @@ class NodeResources(Mapping[str, RaggedAttentionManager]):
 
     def __repr__(self) -> str:
         return f"NodeResources({self._managers})"
-
-    def _next_padding_handle(self) -> int:
-        """A range of handles of its own for the padding rows of each region."""
-        self._regions += 1
-        return -(self._regions << 40)

@@ -120,7 +120,7 @@ aarch64: deps-check ## cross build and most of its tests under qemu-user
 	@cmake --preset aarch64 >/dev/null
 	@cmake --build --preset aarch64 -j $(JOBS)
 	@ctest --preset aarch64 -j $(JOBS) --no-tests=error \
-		-E 'test_(parallel|attention|attention_bits|attention_graph|attention_poison|captured_layouts|ops_linear|ops_linear_bits|faults_.*|graph_runner|replay_pools|cuda_attention)$$|^soak.(graphs|texts)'
+		-E 'test_(parallel|attention|attention_bits|attention_graph|attention_poison|captured_layouts|ops_linear|ops_linear_bits|faults_.*|graph_runner|replay_pools|cuda_attention|cuda_attention_values)$$|^soak.(graphs|texts)'
 
 layers: ## check the layer order and the rules of the tree
 	@python3 tools/check_layers.py
@@ -157,7 +157,7 @@ kernels: deps-check ## compile every GPU kernel for one card, and a program with
 	@build/kernels/mstar version | grep 'backends:.* cuda'
 
 # Each of these programs runs over the mock without an argument, and on the card that it is given.
-GPU_TESTS := cuda_attention cuda_rows cuda_linear cuda_encoder cuda_runner graph_runner region_runner ops_rows ops_tokens ops_linear ops_linear_bits
+GPU_TESTS := cuda_attention cuda_attention_values cuda_rows cuda_linear cuda_encoder cuda_runner graph_runner region_runner ops_rows ops_tokens ops_linear ops_linear_bits
 # GPU_PYTHON has torch, pytest, numpy and hypothesis. Without torch the last line says NOT RUN (77);
 # anything else that keeps the Python tests from running is a failure.
 GPU_PYTHON ?= python3

@@ -2,7 +2,8 @@
 
 u = 2^-24, gamma(n) = n u. A score's error is E = gamma(D + 4) |scale| sum |q||k|; weights then move
 by a factor of at most exp(2 E), sums over n keys by gamma(2 n + 16), and the result is rounded to
-its dtype. Levels that multiply pairs of bf16 also round each weight to bf16.
+its dtype. Levels that multiply pairs of bf16 also round each weight to bf16, and a GPU's tensor cores
+take weights in the dtype of v: half an ulp of each, or half the least step of f16.
 """
 import numpy as np
 
@@ -25,8 +26,10 @@ def rounded(values, dtype):
             "bfloat16": bf16(values)}[dtype].astype(np.float64)
 
 
-def attention(q, k, v, q_offsets, kv_offsets, causal, scale, dtype):
+def attention(q, k, v, q_offsets, kv_offsets, causal, scale, dtype, tensor_cores=False):
     """out [T, H, D] and its bound; q, k, v hold any floats and are rounded to dtype first."""
+    rounds = dtype == "bfloat16" or (tensor_cores and dtype == "float16")
+    weight_ulp, weight_step = (HALF_ULP[dtype], SMALLEST[dtype]) if rounds else (0.0, 0.0)
     q, k, v = (rounded(x, dtype) for x in (q, k, v))
     heads, group, dim = q.shape[1], q.shape[1] // k.shape[1], q.shape[2]
     out = np.zeros((q.shape[0], heads, dim))
@@ -51,9 +54,9 @@ def attention(q, k, v, q_offsets, kv_offsets, causal, scale, dtype):
                 visible, np.abs(qs) @ np.abs(ks).T, 0).max(1)
             magnitude = weights @ np.abs(vs)
             moved = np.expm1(2 * error + 16 * UNIT)[:, None] + (2 * keys + 16) * UNIT
-            pairs = 2.0 ** -8 if dtype == "bfloat16" else 0.0
             out[begin:end, head] = weights @ vs
-            bound[begin:end, head] = (moved + pairs) * magnitude
+            bound[begin:end, head] = (moved + weight_ulp) * magnitude + \
+                weight_step * visible @ np.abs(vs)
     bound += HALF_ULP[dtype] * (np.abs(out) + bound) + 2 * SMALLEST[dtype]
     return out, bound
 

@@ -18,6 +18,10 @@
  * Masking is by selection. In a block where some row does not see some key, a weight of 0 would
  * turn a non-finite v into NaN; such v are found, taken out of the product, and added where they
  * are seen.
+ *
+ * Two things are seldom and found only after a pass over the keys: such v, and rows whose scores
+ * are too large for the cheap formula of weights. Then there is a second, slow pass. It gives every
+ * other row the bits of the first, so that a row never depends on its company in a tile.
  */
 #ifndef MST_CUDA_ATTN_TILE_CUH
 #define MST_CUDA_ATTN_TILE_CUH
@@ -55,6 +59,14 @@ template <> struct exponent_mask<f16> {
 };
 
 #define MST_NEG_INF __uint_as_float(0xff800000u)
+
+/*
+ * The cheap formula subtracts the maximum's exponent, score * scale, after it was rounded. That is a
+ * common error of all of a row's weights, half an ulp of the exponent: up to 2^12 it is at most
+ * 2^-13, which leaves the maximum's weight at 1 once rounded to 16 bits, and cancels in the
+ * quotient. From there on it would grow to anything.
+ */
+#define MST_HUGE_EXPONENT 0x1p12f
 
 /* Largest and sum over the four threads that hold a row. */
 __device__ __forceinline__ float quad_max(float x)
@@ -95,7 +107,9 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
     float m[MT][2], l[MT][2];
     uint32_t qf[QREG ? MT : 1][QREG ? DG : 1][4];
 
-    bool special; /* a masked block held a non-finite v in this thread's share */
+    bool special;  /* a masked block held a non-finite v in this thread's share */
+    unsigned huge; /* rows with huge exponents, found so far: bit 2 i + h */
+    unsigned wide; /* such rows of the pass before: what the slow pass goes by */
 
     uint32_t q_smem, k_smem, v_smem;
 
@@ -362,12 +376,18 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         }
     }
 
+    /* Whether a maximum's exponent is too large for the cheap formula. */
+    __device__ __forceinline__ static bool is_huge(float maximum, float scale)
+    {
+        return maximum != MST_NEG_INF && !(fabsf(__fmul_rn(maximum, scale)) < MST_HUGE_EXPONENT);
+    }
+
     /*
      * Scores become weights p, rounded, as the matrix instruction wants them; m, l and o move to
-     * the new maximum. Rows are independent, so each stage does all of them. WIDE: products with
-     * the scale may overflow, differences from the maximum times the scale do no harm.
+     * the new maximum. Rows are independent, so each stage does all of them. In the slow pass rows
+     * that are wide take the scale times a difference, which no large score harms.
      */
-    template <bool WIDE>
+    template <bool SLOW>
     __device__ __forceinline__ void weigh(const mst_cuda_attn_args &a, float (&s)[MT][BN / 8][4],
                                           uint32_t (&p)[MT][KT][4])
     {
@@ -389,9 +409,10 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
                 largest[i][h] = quad_max(largest[i][h]);
                 /* nothing seen so far: any finite reference gives weights of 0 */
                 float reference = largest[i][h] == MST_NEG_INF ? 0.0f : largest[i][h];
-                offset[i][h] = WIDE ? reference : __fmul_rn(reference, scale);
-                shrink[i][h] = exp2_fast(WIDE ? __fmul_rn(__fsub_rn(m[i][h], reference), scale)
-                                              : __fsub_rn(__fmul_rn(m[i][h], scale), offset[i][h]));
+                bool far = SLOW && (wide >> (2 * i + h) & 1) != 0;
+                offset[i][h] = far ? reference : __fmul_rn(reference, scale);
+                shrink[i][h] = exp2_fast(far ? __fmul_rn(__fsub_rn(m[i][h], reference), scale)
+                                             : __fsub_rn(__fmul_rn(m[i][h], scale), offset[i][h]));
                 m[i][h] = largest[i][h];
                 sum[i][h] = 0.0f;
             }
@@ -405,8 +426,9 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
 #pragma unroll
                     for (int x = 0; x < 2; x++) {
                         float score = s[i][j][2 * h + x];
-                        w[x] = exp2_fast(WIDE ? __fmul_rn(__fsub_rn(score, offset[i][h]), scale)
-                                              : __fmaf_rn(score, scale, -offset[i][h]));
+                        bool far = SLOW && (wide >> (2 * i + h) & 1) != 0;
+                        w[x] = exp2_fast(far ? __fmul_rn(__fsub_rn(score, offset[i][h]), scale)
+                                             : __fmaf_rn(score, scale, -offset[i][h]));
                     }
                     sum[i][h] = __fadd_rn(sum[i][h], __fadd_rn(w[0], w[1]));
                     p[i][j / 2][h + 2 * (j & 1)] = pack<T>(w[0], w[1]);
@@ -418,6 +440,11 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
             /* times 1 changes nothing: later blocks seldom hold a new maximum */
             if (!__any_sync(0xffffffffu, shrink[i][0] != 1.0f || shrink[i][1] != 1.0f))
                 continue;
+            /* a row's first maximum; later ones lie between it and the last, which note_huge sees */
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                if (!(shrink[i][h] > 0.0f) && is_huge(m[i][h], scale))
+                    huge |= 1u << (2 * i + h);
 #pragma unroll
             for (int j = 0; j < DT / 8; j++) {
                 o[i][j][0] = __fmul_rn(o[i][j][0], shrink[i][0]);
@@ -480,11 +507,20 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         return found || is_special(largest);
     }
 
-    /* Adds non-finite elements to the rows that see their key, then takes them out of the block. */
-    __device__ __noinline__ static void settle(float *o_flat, uint32_t v_at, const int *low_high,
-                                               int first_key)
+    /* Adds non-finite elements times their weights to the rows that see their key, then takes them
+       out of the block. p is spread over the four threads of a row. */
+    __device__ __noinline__ static void settle(float *o_flat, const uint32_t *p_flat, uint32_t v_at,
+                                               const int *low_high, int first_key)
     {
         for (int key = 0; key < BN; key++) {
+            float weight[MT][2];
+            for (int i = 0; i < MT; i++)
+                for (int h = 0; h < 2; h++) {
+                    uint32_t word = p_flat[(i * KT + key / 16) * 4 + h + 2 * (key / 8 & 1)];
+                    weight[i][h] =
+                        __shfl_sync(0xffffffffu, widen<T>((uint16_t)(word >> (key & 1) * 16)),
+                                    (lane() & ~3) | (key / 2 & 3));
+                }
             for (int j = 0; j < DT / 8; j++) {
                 uint32_t word = shared_get(v_at + key * PITCH + j * 16 + (lane() & 3) * 4);
                 if (!is_special(word))
@@ -497,7 +533,8 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
                         for (int h = 0; h < 2; h++) {
                             const int *range = low_high + (i * 2 + h) * 2;
                             if (first_key + key >= range[0] && first_key + key < range[1])
-                                o_flat[(i * (DT / 8) + j) * 4 + 2 * h + x] += widen<T>(bits);
+                                o_flat[(i * (DT / 8) + j) * 4 + 2 * h + x] +=
+                                    widen<T>(bits) * weight[i][h];
                         }
                 }
             }
@@ -516,10 +553,12 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
     }
 
     __device__ __forceinline__ void settle_block(const mst_cuda_attn_args &a, int causal,
-                                                 uint32_t v_at, int first_key)
+                                                 const uint32_t (&p)[MT][KT][4], uint32_t v_at,
+                                                 int first_key)
     {
         int low_high[MT * 4];
         float o_flat[MT * DT / 2];
+        uint32_t p_flat[MT * KT * 4];
 #pragma unroll
         for (int i = 0; i < MT; i++) {
 #pragma unroll
@@ -531,8 +570,13 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
 #pragma unroll
                 for (int x = 0; x < 4; x++)
                     o_flat[(i * (DT / 8) + j) * 4 + x] = o[i][j][x];
+#pragma unroll
+            for (int n = 0; n < KT; n++)
+#pragma unroll
+                for (int x = 0; x < 4; x++)
+                    p_flat[(i * KT + n) * 4 + x] = p[i][n][x];
         }
-        settle(o_flat, v_at, low_high, first_key);
+        settle(o_flat, p_flat, v_at, low_high, first_key);
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -556,8 +600,8 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         }
     }
 
-    /* SLOW: v may hold non-finite elements that some row does not see, or the scale is very large.
-     */
+    /* SLOW: v may hold non-finite elements that some row does not see, some rows may be wide, and q,
+       k and v may have to be copied by elements. */
     template <bool EDGE, bool SLOW>
     __device__ __forceinline__ void step(const mst_cuda_attn_args &a, int causal, bool row_mask,
                                          unsigned block, unsigned last)
@@ -617,7 +661,7 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         }
         if (SLOW) {
             if (row_mask && __syncthreads_or(has_special(v_at)))
-                settle_block(a, causal, v_at, (int)(block * BN));
+                settle_block(a, causal, p, v_at, (int)(block * BN));
         } else if (EDGE && row_mask) {
             special |= has_special(v_at);
         }
@@ -676,18 +720,15 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         }
     }
 
-    /* Whether a product of a score and the scale has come near the end of f32, where only a score's
-       difference from the maximum may be multiplied. */
-    __device__ __forceinline__ bool has_huge_scores(const mst_cuda_attn_args &a) const
+    /* Adds rows whose last maximum is huge. */
+    __device__ __forceinline__ void note_huge(const mst_cuda_attn_args &a)
     {
-        bool huge = false;
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                huge |=
-                    m[i][h] != MST_NEG_INF && !(fabsf(__fmul_rn(m[i][h], a.scale_log2)) < 0x1p100f);
-        return huge;
+                if (is_huge(m[i][h], a.scale_log2))
+                    huge |= 1u << (2 * i + h);
     }
 
     __device__ __forceinline__ void attend(const mst_cuda_attn_args &a, int causal, int kv_head,
@@ -696,17 +737,22 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         bool row_mask =
             causal || a.window_left != MST_CUDA_NO_WINDOW || a.window_right != MST_CUDA_NO_WINDOW;
         special = false;
+        huge = wide = 0;
         if (key_end <= key_begin) {
             clear();
             return;
         }
-        bool slow = a.wide || a.elements;
-        if (!slow) {
+        bool again = a.elements;
+        if (!again) {
             blocks<false>(a, causal, row_mask, kv_head, key_begin, key_end);
-            slow = __syncthreads_or(special || has_huge_scores(a));
+            note_huge(a);
+            again = __syncthreads_or(special || huge != 0);
         }
-        if (slow) {
+        for (bool last = !a.elements; again; last = true) {
+            wide = huge;
             blocks<true>(a, causal, row_mask, kv_head, key_begin, key_end);
+            note_huge(a);
+            again = !last && __syncthreads_or(huge != 0);
         }
 #pragma unroll
         for (int i = 0; i < MT; i++) {

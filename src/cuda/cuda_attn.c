@@ -367,7 +367,6 @@ static void fill_scale(float sm_scale, mst_cuda_attn_args *args)
     /* the kernels multiply a -inf by it, so it is never 0: weights of so small a scale are 1 */
     float scale = fabsf(sm_scale) * 1.44269504088896340736f;
     args->negative = sm_scale < 0.0F;
-    args->wide = scale > 0x1p60F;
     args->scale_log2 = scale < 0x1p-100F ? 0x1p-100F : scale;
 }
 

@@ -343,13 +343,13 @@ void read_columns(const void *const *given, void *const *got)
 
 struct shuffled {
     float value;
-    int lane;
+    int from; /* lane */
 };
 
 void shuffle(const void *const *given, void *const *got)
 {
     for (int i = 0; i < WARP; i++) {
-        int other = i ^ static_cast<const shuffled *>(given[i])->lane;
+        int other = static_cast<const shuffled *>(given[i])->from;
         *static_cast<float *>(got[i]) = static_cast<const shuffled *>(given[other])->value;
     }
 }
@@ -401,13 +401,18 @@ int __any_sync(unsigned mask, int value)
     return any;
 }
 
-float __shfl_xor_sync(unsigned mask, float value, int lane)
+float __shfl_sync(unsigned mask, float value, int from)
 {
-    shuffled mine = {value, lane};
+    shuffled mine = {value, from % WARP};
     float other = 0;
     check_mask(mask);
     meet_warp(shuffle, &mine, &other);
     return other;
+}
+
+float __shfl_xor_sync(unsigned mask, float value, int lane)
+{
+    return __shfl_sync(mask, value, static_cast<int>(threadIdx.x) % WARP ^ lane);
 }
 
 namespace mst

@@ -98,6 +98,7 @@ void __syncthreads();
 int __syncthreads_or(int value);
 void __syncwarp();
 int __any_sync(unsigned mask, int value);
+float __shfl_sync(unsigned mask, float value, int from);
 float __shfl_xor_sync(unsigned mask, float value, int lane);
 static inline void __threadfence() {}
 /* One thread runs at a time. */

@@ -47,7 +47,8 @@ def tensors(rows, kv_rows, dtype=torch.bfloat16, seed=0):
 def compare(out, inputs, q_offsets, kv_offsets, causal, dtype):
     assert out.is_cuda and out.dtype is dtype
     q, k, v = (x.float().cpu().numpy() for x in inputs)
-    want, bound = attention(q, k, v, q_offsets, kv_offsets, causal, 64 ** -0.5, DTYPES[dtype])
+    want, bound = attention(q, k, v, q_offsets, kv_offsets, causal, 64 ** -0.5, DTYPES[dtype],
+                            tensor_cores=True)
     check(out.float().cpu().numpy(), want, bound)
 
 

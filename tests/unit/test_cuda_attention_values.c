@@ -1,0 +1,202 @@
+/*
+ * test_cuda_attention_values.c - numbers of attention on a GPU where values are special: scores too
+ * large for the cheap formula, non-finite v; each row right, and the same bits in any company. With
+ * the same arguments as test_cuda_attention.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support_check.h"
+#include "support_cuda_attn.h"
+#if defined(MST_EMULATED_KERNELS)
+#include "emulated_kernels.h"
+#else
+#define emulated_launch NULL
+#endif
+
+/* What large scores are made of: rows of one tile whose scores differ by powers of two. */
+enum { LARGE_ROWS = 80, LARGE_KEYS = 150 };
+
+static void large_problem(mstar_dtype dtype, int32_t dim, double scale, attn_problem *problem)
+{
+    attn_problem_init(problem);
+    problem->kind = ATTN_PREFIXED;
+    problem->dtype = dtype;
+    problem->head_dim = dim;
+    problem->sm_scale = scale;
+    problem->return_lse = 1;
+    assert_true(attn_problem_add(problem, LARGE_ROWS, LARGE_KEYS));
+}
+
+/* Row r of q times 2^exponents[r % 8]; where the entry is negative, the row's scores of the first
+ * 64 keys are about -2^-entry instead, and ordinary after them. */
+static void enlarge(attn_data *data, const int *exponents, int32_t dim)
+{
+    for (int64_t key = 0; key < LARGE_KEYS; key++)
+        attn_set(&data->k.tensor, key, 0, 0, key < 64 ? -21.0F : 0.0F);
+    for (int64_t row = 0; row < LARGE_ROWS; row++) {
+        int exponent = exponents[row % 8];
+        for (int32_t d = 0; d < dim && exponent > 0; d++)
+            attn_set(&data->q.tensor, row, 0, d,
+                     ldexpf(attn_get(&data->q.tensor, row, 0, d), exponent));
+        attn_set(&data->q.tensor, row, 0, 0,
+                 exponent < 0 ? ldexpf(1.0F + (float)row / 128.0F, -exponent - 4) : 0.0F);
+    }
+}
+
+typedef struct large_case {
+    mstar_dtype dtype;
+    double scale;
+    int exponents[8]; /* 0: an ordinary row; the scale comes on top */
+} large_case;
+
+static const large_case large_cases[] = {
+    {MSTAR_DTYPE_BF16, 0.125, {0, 10, 12, 14, 16, 0, -12, -30}},
+    {MSTAR_DTYPE_BF16, 0.125, {0, 24, 30, 40, 60, 0, -60, -100}},
+    {MSTAR_DTYPE_BF16, -0.125, {0, 80, 100, 120, 1, 0, 3, 118}},
+    {MSTAR_DTYPE_F16, 0.125, {0, 8, 10, 12, 13, 0, -12, -18}},
+    {MSTAR_DTYPE_F16, 0x1p20, {0, 1, 4, 8, 13, 0, -4, -15}},
+    {MSTAR_DTYPE_F16, 0x1p90, {0, 1, 4, 8, 13, 0, -4, -15}},
+};
+enum { NUM_LARGE = sizeof large_cases / sizeof large_cases[0] };
+
+/* Scores from 2^7 to 2^120, ordinary ones beside them in a tile: the right numbers, and each row
+ * the bits it has when the other kind of row is replaced, whether rows are copied by 16 bytes or by
+ * elements. */
+static void large_scores(void **state)
+{
+    (void)state;
+    const int32_t dims[] = {64, 80, 128, 256};
+    int64_t bad = 0;
+    for (size_t n = 0; n < (size_t)NUM_LARGE * 4; n++) {
+        const large_case *now = &large_cases[n % NUM_LARGE];
+        int32_t dim = dims[n / NUM_LARGE];
+        attn_problem problem;
+        attn_data data, part;
+        attn_reference reference;
+        large_problem(now->dtype, dim, now->scale, &problem);
+        attn_data_make(&problem, &data);
+        enlarge(&data, now->exponents, dim);
+        attn_reference_make(&problem, &data, &reference);
+        gpu.aligned = true;
+        cuda_attn_run_problem(&problem, NULL, &data);
+        bad += !attn_reference_check(&problem, &data, &reference, "sm80");
+        attn_reference_free(&reference);
+        for (int kind = 0; kind < 3; kind++) {
+            attn_data_make(&problem, &part);
+            enlarge(&part, now->exponents, dim);
+            for (int64_t row = 0; row < LARGE_ROWS; row++) /* 2: all rows stay */
+                if ((now->exponents[row % 8] != 0) == (kind == 0))
+                    attn_copy_rows(&part.q.tensor, row, &data.q.tensor, kind == 2 ? row : kind, 1);
+            gpu.aligned = kind != 2;
+            cuda_attn_run_problem(&problem, NULL, &part);
+            for (int64_t row = 0; row < LARGE_ROWS; row++)
+                if (kind == 2 || (now->exponents[row % 8] != 0) != (kind == 0))
+                    bad += !attn_same_bits(&part.out.tensor, row, &data.out.tensor, row, 1);
+            attn_data_free(&part);
+        }
+        attn_data_free(&data);
+    }
+    assert_int_equal(bad, 0);
+}
+
+/* Row r of a causal segment sees key j, and so what v holds there. */
+static bool sees(const attn_problem *problem, int64_t row, int64_t key)
+{
+    int64_t lq = problem->q_offsets[1], lk = problem->kv_offsets[1];
+    return key <= lk - lq + row;
+}
+
+/* A NaN and an infinity in v: rows that see their keys have them, in their columns, and no other
+ * element is touched, though both keys lie in blocks that are partly masked. */
+static void non_finite_v_stays_where_it_is_seen(void **state)
+{
+    (void)state;
+    const int32_t dims[] = {64, 80, 128, 256};
+    gpu.aligned = true;
+    for (size_t d = 0; d < 2 * sizeof dims / sizeof dims[0]; d++) {
+        attn_problem problem;
+        attn_data data;
+        attn_reference reference;
+        attn_problem_init(&problem);
+        problem.kind = ATTN_PREFIXED;
+        problem.causal = 1;
+        problem.dtype = d % 2 == 0 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F16;
+        problem.head_dim = dims[d / 2];
+        problem.num_qo_heads = 2;
+        assert_true(attn_problem_add(&problem, 100, 150));
+        attn_data_make(&problem, &data);
+        attn_reference_make(&problem, &data, &reference);
+        attn_set(&data.v.tensor, 90, 0, 3, NAN);
+        attn_set(&data.v.tensor, 139, 0, 60, INFINITY);
+        cuda_attn_run_problem(&problem, NULL, &data);
+        for (int64_t row = 0; row < 100; row++) {
+            for (int64_t h = 0; h < 2; h++) {
+                const double *right = reference.out + (row * 2 + h) * problem.head_dim;
+                if (sees(&problem, row, 90)) {
+                    assert_true(isnan(attn_get(&data.out.tensor, row, h, 3)));
+                    attn_set(&data.out.tensor, row, h, 3, (float)right[3]);
+                }
+                if (sees(&problem, row, 139)) {
+                    assert_true(attn_get(&data.out.tensor, row, h, 60) == INFINITY);
+                    attn_set(&data.out.tensor, row, h, 60, (float)right[60]);
+                }
+            }
+        }
+        assert_true(attn_reference_check(&problem, &data, &reference, "sm80"));
+        attn_reference_free(&reference);
+        attn_data_free(&data);
+    }
+}
+
+/* A NaN that only the last row sees makes a tile's pass the slow one; the other rows keep their
+ * bits, an infinity under a weight of 0 (so a NaN) included. */
+static void non_finite_v_moves_no_other_row(void **state)
+{
+    (void)state;
+    const int32_t dims[] = {64, 80, 128, 256};
+    for (size_t d = 0; d < 2 * sizeof dims / sizeof dims[0]; d++) {
+        attn_problem problem;
+        attn_data data, with;
+        large_problem(d % 2 == 0 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F16, dims[d / 2], 0.125,
+                      &problem);
+        problem.causal = 1;
+        attn_data *both[] = {&data, &with};
+        gpu.aligned = true;
+        for (int i = 0; i < 2; i++) {
+            attn_data_make(&problem, both[i]);
+            for (int64_t row = 0; row < LARGE_ROWS; row++)
+                attn_set(&both[i]->q.tensor, row, 0, 1, 8.0F);
+            attn_set(&both[i]->k.tensor, 10, 0, 1, -2000.0F);
+            attn_set(&both[i]->v.tensor, 10, 0, 5, INFINITY);
+            if (i == 1)
+                attn_set(&both[i]->v.tensor, LARGE_KEYS - 1, 0, 3, NAN);
+            cuda_attn_run_problem(&problem, NULL, both[i]);
+        }
+        for (int64_t row = 0; row < LARGE_ROWS; row++) {
+            assert_true(isnan(attn_get(&data.out.tensor, row, 0, 5)));
+            assert_true(isnan(attn_get(&with.out.tensor, row, 0, 5)));
+            attn_set(&data.out.tensor, row, 0, 5, 0.0F); /* NaNs have many bits */
+            attn_set(&with.out.tensor, row, 0, 5, 0.0F);
+        }
+        assert_true(isnan(attn_get(&with.out.tensor, LARGE_ROWS - 1, 0, 3)));
+        assert_true(attn_same_bits(&with.out.tensor, 0, &data.out.tensor, 0, LARGE_ROWS - 1));
+        attn_data_free(&data);
+        attn_data_free(&with);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(large_scores, cuda_attn_set_up, cuda_attn_tear_down),
+        cmocka_unit_test_setup_teardown(non_finite_v_stays_where_it_is_seen, cuda_attn_set_up,
+                                        cuda_attn_tear_down),
+        cmocka_unit_test_setup_teardown(non_finite_v_moves_no_other_row, cuda_attn_set_up,
+                                        cuda_attn_tear_down),
+    };
+    cuda_attn_arguments(argc, argv, emulated_launch);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

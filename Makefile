@@ -102,7 +102,7 @@ tsan: venv model ## the unit tests and examples under the thread sanitizer
 	@cmake --preset tsan >/dev/null
 	@cmake --build --preset tsan -j $(JOBS)
 	@ctest --preset tsan -j $(JOBS) --no-tests=error -R '^(unit|example)' \
-		-E 'test_faults_(bits|memory|overflow|plans|scores|shapes)$$'
+		-E 'test_faults_(bits|memory|overflow|plans|scores|shapes)(_mock)?$$'
 
 warnings: deps-check ## everything with warnings as errors, by gcc without optimisation and by clang
 	@tools/install_deps.sh clang
@@ -120,7 +120,7 @@ aarch64: deps-check ## cross build and most of its tests under qemu-user
 	@cmake --preset aarch64 >/dev/null
 	@cmake --build --preset aarch64 -j $(JOBS)
 	@ctest --preset aarch64 -j $(JOBS) --no-tests=error \
-		-E 'test_(parallel|attention|attention_bits|attention_graph|attention_poison|captured_layouts|ops_linear|ops_linear_bits|faults_.*|graph_runner|replay_pools|cuda_attention|cuda_attention_values)$$|^soak.(graphs|texts)'
+		-E 'test_(parallel|attention|attention_bits|attention_graph|attention_poison|captured_layouts|ops_linear|ops_linear_bits|faults_.*|graph_runner|replay_pools|cuda_attention|cuda_attention_values|.*_mock)$$|^soak.(graphs|texts)'
 
 layers: ## check the layer order and the rules of the tree
 	@python3 tools/check_layers.py
@@ -156,17 +156,24 @@ kernels: deps-check ## compile every GPU kernel for one card, and a program with
 	@cmake --build build/kernels -j $(JOBS) --target mstar
 	@build/kernels/mstar version | grep 'backends:.* cuda'
 
-# Each of these programs runs over the mock without an argument, and on the card that it is given.
-GPU_TESTS := cuda_attention cuda_attention_values cuda_rows cuda_linear cuda_encoder cuda_runner graph_runner region_runner ops_rows ops_tokens ops_linear ops_linear_bits
+# Each of these programs takes the card as its argument; without one those of the first line run over the
+# mock, the others on processors (`mock` is then the argument that says so).
+GPU_TESTS := cuda_attention cuda_attention_values cuda_rows cuda_linear cuda_encoder cuda_runner graph_runner region_runner ops_rows ops_tokens ops_linear ops_linear_bits \
+	attention attention_bits attention_graph attention_known attention_packs attention_poison captured_layouts \
+	faults_bits faults_capture faults_empty faults_graph faults_memory faults_overflow faults_plans faults_scores faults_shapes faults_workspace
+GPU_SOAKS ?= attention:10000 graphs:2000
+# Those that compute-sanitizer gets through in a minute or so.
+GPU_TOOL_TESTS := cuda_attention cuda_attention_values cuda_rows cuda_linear cuda_encoder cuda_runner graph_runner region_runner attention_bits attention_poison captured_layouts faults_capture
 # GPU_PYTHON has torch, pytest, numpy and hypothesis. Without torch the last line says NOT RUN (77);
 # anything else that keeps the Python tests from running is a failure.
 GPU_PYTHON ?= python3
-check-gpu: cuda ## the tests of attention, operations, runners and the Python package on cuda:0
+check-gpu: cuda ## the tests of attention, operations, encoders, runners and the Python package on cuda:0
 	@for test in $(GPU_TESTS); do build/cuda/tests/test_$$test cuda:0 || exit 1; done
+	@for soak in $(GPU_SOAKS); do build/cuda/soak/soak_$${soak%:*} $${soak#*:} 1 cuda:0 || exit 1; done
 	@$(GPU_PYTHON) python/tests/run_on_a_gpu.py build/cuda || [ $$? = 77 ]
 
-gpu: cuda ## everything on cuda:0: tests, compute-sanitizer (TOOLS), benches and their goals
-	@GPU_PYTHON="$(GPU_PYTHON)" tools/check_gpu.sh $(GPU_TESTS)
+gpu: cuda ## everything on cuda:0: tests, soaks, compute-sanitizer (TOOLS), benches and their goals
+	@GPU_PYTHON="$(GPU_PYTHON)" SOAKS="$(GPU_SOAKS)" TOOL_TESTS="$(GPU_TOOL_TESTS)" tools/check_gpu.sh $(GPU_TESTS)
 
 bench-gpu: cuda ## measure attention, towers, plans and replays on cuda:0: bench/results/<card>.csv and a picture
 	@python3 bench/run_gpu.py $(BENCH_FLAGS)

@@ -3,7 +3,7 @@
 
 tests/data/known-faults.json holds the cases; tests/known_faults/index has one line for each answer:
 
-    ID: unit.PROGRAM FUNCTION            FAULT("ID", FUNCTION) in tests/unit/PROGRAM.c
+    ID: unit.PROGRAM FUNCTION            FAULT("ID", FUNCTION) in tests/unit/PROGRAM.c (or FAULT_HOST)
     ID: ref.PROGRAM FUNCTION             def FUNCTION in tests/ref/PROGRAM.py, naming the ID
     ID: program.PROGRAM FUNCTION         the same in tests/program
     ID: python.PROGRAM FUNCTION          the same in python/tests, which program.test_wheel runs
@@ -76,7 +76,7 @@ class Check:
             return
         self.check_ctest(place, "program.test_wheel" if group == "python" else test)
         if group == "unit":
-            if f'FAULT("{name}", {function})' not in text:
+            if not any(f'{macro}("{name}", {function})' in text for macro in ("FAULT", "FAULT_HOST")):
                 self.fault(place, f'{path} has no FAULT("{name}", {function})')
             if not re.search(rf"^static void {re.escape(function)}\(void \*\*state\)", text, re.M):
                 self.fault(place, f"{path} has no test function {function}")
@@ -150,7 +150,7 @@ class Check:
     def check_reverse(self, seen):
         for path in sorted((self.root / "tests/unit").glob("test_*.c")):
             text = path.read_text(encoding="utf-8")
-            for name, function in re.findall(r'FAULT\("([^"]+)",\s*(\w+)\)', text):
+            for name, function in re.findall(r'FAULT(?:_HOST)?\("([^"]+)",\s*(\w+)\)', text):
                 if f"{name}: unit.{path.stem} {function}" not in seen:
                     self.fault(f"tests/unit/{path.name}", f"{INDEX} lacks {name}: unit.{path.stem} {function}")
 

@@ -3,18 +3,19 @@
  * the same bits alone, in the batch and in graph mode; rows past the plan are untouched in eager
  * mode and zero in graph mode; no memory is kept.
  *
- *   soak_attention LAYOUTS [SEED]
+ *   soak_attention LAYOUTS [SEED [DEVICE]]
  *
  * Layouts go round over shapes (kind, heads, head dim, dtype, layout of keys, windows), each with
  * an eager wrapper, one in graph mode and one for segments alone, on the ISA levels of this machine
  * in turn, now on all threads and now on a serial stream. Now and then a shape's wrappers are made
- * anew.
+ * anew. DEVICE: "cuda:0", or "mock" for the mock of a GPU, in place of the levels.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "support_attn.h"
+#include "support_card.h"
 #include "support_soak.h"
 
 enum { NUM_SHAPES = 48, MAX_SEGMENTS = 9, MAX_ROWS = 200, EXTRA_ROWS = 3, RENEW = 40 };
@@ -52,6 +53,14 @@ static unsigned char *make_values(test_random *random, mstar_dtype dtype, int64_
         values[i] = (float)test_random_normal(random);
     soak_must(mstar_convert(values, MSTAR_DTYPE_F32, made, dtype, (size_t)count), "convert");
     free(values);
+    return made;
+}
+
+/* Goes to a GPU as a whole, so that what is written past a tensor shows. */
+static unsigned char *make_block(size_t bytes)
+{
+    unsigned char *made = soak_alloc(bytes);
+    check_block_add(made, bytes);
     return made;
 }
 
@@ -99,9 +108,9 @@ static void make_shape(test_random *random, const attn_isas *isas, int number, s
     s->v = make_values(random, dtype, rows * s->desc.num_kv_heads * s->desc.head_dim);
     s->out_bytes = (size_t)rows * row_bytes(s);
     size_t lse_bytes = (size_t)(rows * s->desc.num_qo_heads) * sizeof(float);
-    s->out = soak_alloc(s->out_bytes);
-    s->graph_out = soak_alloc(s->out_bytes);
-    s->alone_out = soak_alloc(s->out_bytes);
+    s->out = make_block(s->out_bytes);
+    s->graph_out = make_block(s->out_bytes);
+    s->alone_out = make_block(s->out_bytes);
     s->lse = soak_alloc(lse_bytes);
     s->graph_lse = soak_alloc(lse_bytes);
     s->alone_lse = soak_alloc(lse_bytes);
@@ -111,6 +120,9 @@ static void free_shape(shape *s)
 {
     close_wrappers(s);
     mstar_stream_destroy(s->serial);
+    unsigned char *blocks[] = {s->out, s->graph_out, s->alone_out};
+    for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
+        check_block_remove(blocks[i]);
     unsigned char *bytes[] = {s->q, s->k, s->v, s->out, s->graph_out, s->alone_out};
     for (size_t i = 0; i < sizeof bytes / sizeof bytes[0]; i++)
         free(bytes[i]);
@@ -243,16 +255,19 @@ int main(int argc, char **argv)
     static shape shapes[NUM_SHAPES];
     attn_isas isas;
     soak_memory memory;
-    if (argc < 2 || argc > 3)
-        soak_fail("usage: soak_attention LAYOUTS [SEED]");
+    if (argc < 2 || argc > 4)
+        soak_fail("usage: soak_attention LAYOUTS [SEED [DEVICE]]");
     int64_t layouts = soak_count(argv[1]);
     uint64_t seed = argc > 2 ? (uint64_t)soak_count(argv[2]) : 1;
     test_random random = {seed};
+    if (argc > 3)
+        soak_level(argv[3]);
     attn_isas_open(&isas, 2);
     for (int i = 0; i < NUM_SHAPES; i++)
         make_shape(&random, &isas, i, &shapes[i]);
     /* a plan's buffers grow with the largest layout met */
     soak_memory_start(&memory, layouts, 1 << 20, 0);
+    memory.library_only = level_is_card(); /* a driver keeps memory of its own */
     for (int64_t i = 0; i < layouts; i++) {
         shape *s = &shapes[i % NUM_SHAPES];
         soak_layout layout;

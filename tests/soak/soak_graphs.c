@@ -3,11 +3,13 @@
  * own wrappers or managed ones, planned ahead on a second thread or not, and regions. A step has
  * the same bits replayed, eager and request by request, and no memory is kept.
  *
- *   soak_graphs PAIRS [SEED]
+ *   soak_graphs PAIRS [SEED [DEVICE]]
+ *
+ * DEVICE: "cuda:0", or "mock" for the mock of a GPU; a processor without it.
  */
 #include <stdio.h>
 
-#include "support_check.h"
+#include "support_card.h"
 #include "support_pairs.h"
 #include "support_soak.h"
 
@@ -26,6 +28,7 @@ static void random_pairs(void **state)
     soak_memory memory;
     pair_counts counts = {0};
     soak_memory_start(&memory, pairs, 0, 0);
+    memory.library_only = level_is_card(); /* a driver keeps memory of its own */
     for (int64_t i = 0; i < pairs; i++) {
         pair_check(seed, i, &counts);
         soak_memory_step(&memory, i + 1, settle, NULL);
@@ -41,10 +44,12 @@ static void random_pairs(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(random_pairs)};
-    if (argc < 2 || argc > 3)
-        soak_fail("usage: soak_graphs PAIRS [SEED]");
+    if (argc < 2 || argc > 4)
+        soak_fail("usage: soak_graphs PAIRS [SEED [DEVICE]]");
     pairs = soak_count(argv[1]);
     seed = argc > 2 ? (uint64_t)soak_count(argv[2]) : 1;
+    if (argc > 3)
+        soak_level(argv[3]);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     soak_memory_end();
     return failed != 0;

@@ -3,16 +3,18 @@
  * mixes: a text's vector has the bits that it has alone, on any number of threads, and no memory is
  * kept.
  *
- *   soak_texts MODEL TEXTS [POOL] [SEED]
+ *   soak_texts MODEL TEXTS [POOL [SEED [DEVICE]]]
  *
  * POOL different texts (2000) are embedded alone first, on one thread; the batches draw from them
- * and run on two, in f32 and bf16 by turns.
+ * and run on two, in f32 and bf16 by turns. DEVICE:
+ * "cuda:0", in place of a processor.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "mstar.h"
+#include "support_card.h"
 #include "support_random.h"
 #include "support_soak.h"
 
@@ -81,16 +83,6 @@ static mstar_encoder *load(mstar_device *device, const char *model, int dtype)
     return encoder;
 }
 
-static mstar_device *open_device(int32_t threads)
-{
-    mstar_device_desc desc;
-    mstar_device *device = NULL;
-    mstar_device_desc_init(&desc);
-    desc.num_threads = threads;
-    soak_must(mstar_device_open("cpu", &desc, &device), "device");
-    return device;
-}
-
 static void make_pool(pool *made, const char *model, int64_t count, test_random *random)
 {
     static char text[MAX_TEXT];
@@ -104,7 +96,7 @@ static void make_pool(pool *made, const char *model, int64_t count, test_random 
         made->texts[i] = (mstar_text){made->bytes + used, bytes};
         used += bytes;
     }
-    mstar_device *device = open_device(1);
+    mstar_device *device = level_open(1);
     for (int dtype = 0; dtype < NUM_DTYPES; dtype++) {
         mstar_encoder *encoder = load(device, model, dtype);
         mstar_encoder_info info = {.struct_size = sizeof info};
@@ -117,7 +109,7 @@ static void make_pool(pool *made, const char *model, int64_t count, test_random 
                       "embed alone");
         mstar_encoder_release(encoder);
     }
-    soak_must(mstar_device_close(device), "close");
+    level_close(device);
 }
 
 /* ---- batches --------------------------------------------------------------------------------- */
@@ -166,18 +158,21 @@ int main(int argc, char **argv)
 {
     soak all;
     soak_memory memory;
-    if (argc < 3 || argc > 5)
-        soak_fail("usage: soak_texts MODEL TEXTS [POOL] [SEED]");
+    if (argc < 3 || argc > 6)
+        soak_fail("usage: soak_texts MODEL TEXTS [POOL [SEED [DEVICE]]]");
     int64_t total = soak_count(argv[2]);
+    if (argc > 5)
+        soak_level(argv[5]);
     test_random random = {argc > 4 ? (uint64_t)soak_count(argv[4]) : 1};
     make_pool(&all.texts, argv[1], argc > 3 ? soak_count(argv[3]) : 2000, &random);
-    mstar_device *device = open_device(2);
+    mstar_device *device = level_open(2);
     all.vectors = soak_alloc((size_t)(MAX_BATCH * all.texts.dims) * sizeof *all.vectors);
     for (int dtype = 0; dtype < NUM_DTYPES; dtype++)
         all.encoders[dtype] = load(device, argv[1], dtype);
     /* Which thread takes which text differs from call to call, and so do their buffers; a thread
        takes them with its first text, which on a busy machine may be late. */
     soak_memory_start(&memory, total, 1 << 20, 32);
+    memory.library_only = level_is_card(); /* a driver keeps memory of its own */
     int64_t done = 0;
     for (int64_t batch = 0; done < total; batch++) {
         int dtype = (int)(batch % NUM_DTYPES);
@@ -189,7 +184,7 @@ int main(int argc, char **argv)
         mstar_encoder_release(all.encoders[dtype]);
         free(all.texts.alone[dtype]);
     }
-    soak_must(mstar_device_close(device), "close");
+    level_close(device);
     free(all.vectors);
     free(all.texts.bytes);
     free(all.texts.texts);

@@ -18,6 +18,8 @@ void soak_must(mstar_status status, const char *what);
 /* A count from the command line, from 1 to a billion. */
 int64_t soak_count(const char *text);
 void *soak_alloc(size_t bytes);
+/* Everything runs on this GPU from here on (support_card.h), or ends with what is wrong. */
+void soak_level(const char *device);
 
 /*
  * Memory over a run of `total` steps: what the library holds and what the process has in memory.
@@ -34,6 +36,7 @@ typedef struct soak_memory {
     uint64_t slack_bytes, slack_allocations;
     uint64_t live_bytes, live_allocations;
     size_t resident_bytes;
+    bool library_only; /* set after the start: the process is not looked at */
 } soak_memory;
 #define SOAK_SLACK_BYTES ((size_t)8 << 20)
 void soak_memory_start(soak_memory *memory, int64_t total, uint64_t slack_bytes,

@@ -1,4 +1,4 @@
-/* support_attn.c - wrappers, problems and guarded data of the attention tests. */
+/* support_attn.c - problems and guarded data of the attention tests. */
 #include "support_attn.h"
 
 #include <setjmp.h>
@@ -12,111 +12,10 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "support_check.h"
 
 #define GUARD_BYTES 64
 #define OUTPUT_PATTERN 0xA5
-
-/* ---- wrappers -------------------------------------------------------------------------------- */
-
-const char *attn_kind_name(attn_kind kind)
-{
-    static const char *const names[] = {"self", "cross", "prefixed"};
-    return names[kind];
-}
-
-mstar_status attn_workspace_query(mstar_device *device, attn_kind kind,
-                                  const mstar_ragged_prefill_desc *desc, size_t *bytes)
-{
-    switch (kind) {
-    case ATTN_SELF:
-        return mstar_ragged_prefill_workspace_query(device, desc, bytes);
-    case ATTN_CROSS:
-        return mstar_ragged_cross_prefill_workspace_query(device, desc, bytes);
-    default:
-        return mstar_prefixed_prefill_workspace_query(device, desc, bytes);
-    }
-}
-
-mstar_status attn_create(mstar_device *device, attn_kind kind,
-                         const mstar_ragged_prefill_desc *desc, void *workspace, size_t bytes,
-                         attn_wrapper *wrapper)
-{
-    mstar_ragged_prefill *self = NULL;
-    mstar_ragged_cross_prefill *cross = NULL;
-    mstar_prefixed_prefill *prefixed = NULL;
-    mstar_status status;
-    wrapper->kind = kind;
-    switch (kind) {
-    case ATTN_SELF:
-        status = mstar_ragged_prefill_create(device, desc, workspace, bytes, &self);
-        wrapper->object = self;
-        return status;
-    case ATTN_CROSS:
-        status = mstar_ragged_cross_prefill_create(device, desc, workspace, bytes, &cross);
-        wrapper->object = cross;
-        return status;
-    default:
-        status = mstar_prefixed_prefill_create(device, desc, workspace, bytes, &prefixed);
-        wrapper->object = prefixed;
-        return status;
-    }
-}
-
-mstar_status attn_plan(const attn_wrapper *wrapper, mstar_stream *stream, const int32_t *q,
-                       int64_t q_segments, const int32_t *kv, int64_t kv_segments, int causal)
-{
-    switch (wrapper->kind) {
-    case ATTN_SELF:
-        return mstar_ragged_prefill_plan(wrapper->object, stream, q, q_segments, causal);
-    case ATTN_CROSS:
-        return mstar_ragged_cross_prefill_plan(wrapper->object, stream, q, q_segments, kv,
-                                               kv_segments);
-    default:
-        return mstar_prefixed_prefill_plan(wrapper->object, stream, q, q_segments, kv, kv_segments,
-                                           causal);
-    }
-}
-
-mstar_status attn_run(const attn_wrapper *wrapper, mstar_stream *stream, const mstar_tensor *q,
-                      const mstar_tensor *k, const mstar_tensor *v, const mstar_tensor *out,
-                      const mstar_tensor *lse)
-{
-    switch (wrapper->kind) {
-    case ATTN_SELF:
-        return mstar_ragged_prefill_run(wrapper->object, stream, q, k, v, out, lse);
-    case ATTN_CROSS:
-        return mstar_ragged_cross_prefill_run(wrapper->object, stream, q, k, v, out, lse);
-    default:
-        return mstar_prefixed_prefill_run(wrapper->object, stream, q, k, v, out, lse);
-    }
-}
-
-mstar_status attn_query(const attn_wrapper *wrapper, mstar_ragged_prefill_info *info)
-{
-    switch (wrapper->kind) {
-    case ATTN_SELF:
-        return mstar_ragged_prefill_query(wrapper->object, info);
-    case ATTN_CROSS:
-        return mstar_ragged_cross_prefill_query(wrapper->object, info);
-    default:
-        return mstar_prefixed_prefill_query(wrapper->object, info);
-    }
-}
-
-void attn_destroy(const attn_wrapper *wrapper)
-{
-    switch (wrapper->kind) {
-    case ATTN_SELF:
-        mstar_ragged_prefill_destroy(wrapper->object);
-        break;
-    case ATTN_CROSS:
-        mstar_ragged_cross_prefill_destroy(wrapper->object);
-        break;
-    default:
-        mstar_prefixed_prefill_destroy(wrapper->object);
-        break;
-    }
-}
 
 /* ---- problems -------------------------------------------------------------------------------- */
 
@@ -314,6 +213,7 @@ static void make_block(attn_block *block, mstar_dtype dtype, int64_t rows, int64
     int64_t count = (by_head ? heads : rows) * outer;
     block->num_bytes = (size_t)(count + shift) * element + 2 * (size_t)GUARD_BYTES;
     block->bytes = checked_alloc(block->num_bytes);
+    check_block_add(block->bytes, block->num_bytes);
     int64_t shape[3] = {by_head ? heads : rows, by_head ? rows : heads, dim};
     block->tensor =
         mstar_tensor_make(block->bytes + GUARD_BYTES + (size_t)shift * element, dtype, rank, shape);
@@ -432,11 +332,11 @@ void attn_data_make(const attn_problem *problem, attn_data *data)
 
 void attn_data_free(attn_data *data)
 {
-    free(data->q.bytes);
-    free(data->k.bytes);
-    free(data->v.bytes);
-    free(data->out.bytes);
-    free(data->lse.bytes);
+    const attn_block *blocks[] = {&data->q, &data->k, &data->v, &data->out, &data->lse};
+    for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
+        check_block_remove(blocks[i]->bytes);
+        free(blocks[i]->bytes);
+    }
     memset(data, 0, sizeof *data);
 }
 
@@ -519,68 +419,7 @@ void attn_copy_rows(const mstar_tensor *to, int64_t to_row, const mstar_tensor *
                 attn_set(to, to_row + r, h, d, attn_get(from, from_row + r, h, d));
 }
 
-static void run_once(const attn_problem *problem, mstar_device *device, mstar_stream *stream,
-                     const int32_t *q_offsets, const int32_t *kv_offsets, int64_t num_segments,
-                     const mstar_tensor *tensors, const mstar_tensor *lse)
-{
-    mstar_ragged_prefill_desc desc;
-    attn_wrapper wrapper;
-    attn_problem_desc(problem, &desc);
-    if (attn_create(device, problem->kind, &desc, NULL, 0, &wrapper) != MSTAR_OK ||
-        attn_plan(&wrapper, stream, q_offsets, num_segments, kv_offsets, num_segments,
-                  problem->causal) != MSTAR_OK ||
-        attn_run(&wrapper, stream, &tensors[0], &tensors[1], &tensors[2], &tensors[3], lse) !=
-            MSTAR_OK)
-        fail_msg("%s: %s", attn_problem_text(problem), mstar_last_error());
-    attn_destroy(&wrapper);
-}
-
-void attn_problem_run(const attn_problem *problem, mstar_device *device, mstar_stream *stream,
-                      const attn_data *data)
-{
-    const mstar_tensor tensors[] = {data->q.tensor, data->k.tensor, data->v.tensor,
-                                    data->out.tensor};
-    run_once(problem, device, stream, problem->q_offsets, problem->kv_offsets,
-             problem->num_segments, tensors, data->lse_tensor);
-}
-
-void attn_problem_run_part(const attn_problem *problem, mstar_device *device, mstar_stream *stream,
-                           const attn_data *data, const attn_data *to, int64_t begin, int64_t end)
-{
-    int32_t q[ATTN_MAX_SEGMENTS + 1];
-    int32_t kv[ATTN_MAX_SEGMENTS + 1];
-    int32_t kv_dim = problem->kv_layout == MSTAR_KV_HND ? 1 : 0;
-    int64_t count = end - begin;
-    for (int64_t i = 0; i <= count; i++) {
-        q[i] = problem->q_offsets[begin + i] - problem->q_offsets[begin];
-        kv[i] = problem->kv_offsets[begin + i] - problem->kv_offsets[begin];
-    }
-    int64_t q_first = problem->q_offsets[begin];
-    int64_t kv_first = problem->kv_offsets[begin];
-    const mstar_tensor rows[] = {attn_rows(&data->q.tensor, 0, q_first, q[count]),
-                                 attn_rows(&data->k.tensor, kv_dim, kv_first, kv[count]),
-                                 attn_rows(&data->v.tensor, kv_dim, kv_first, kv[count]),
-                                 attn_rows(&to->out.tensor, 0, q_first, q[count])};
-    mstar_tensor lse = attn_rows(&to->lse.tensor, 0, q_first, q[count]);
-    run_once(problem, device, stream, q, kv, count, rows, problem->return_lse ? &lse : NULL);
-}
-
-/* ---- calls that must succeed or be refused --------------------------------------------------- */
-
-void attn_must(mstar_status status)
-{
-    if (status != MSTAR_OK)
-        fail_msg("%s", mstar_last_error());
-}
-
-void attn_refused(mstar_status got, mstar_status want, const char *a, const char *b)
-{
-    if (got != want)
-        fail_msg("status %s instead of %s (%s; %s): %s", mstar_status_name(got),
-                 mstar_status_name(want), a, b, mstar_last_error());
-    if (strstr(mstar_last_error(), a) == NULL || strstr(mstar_last_error(), b) == NULL)
-        fail_msg("\"%s\" lacks \"%s\" or \"%s\"", mstar_last_error(), a, b);
-}
+/* ---- descs that many tests take -------------------------------------------------------------- */
 
 void attn_small_desc(mstar_ragged_prefill_desc *desc)
 {

@@ -22,8 +22,12 @@ typedef struct attn_isas {
     const char *name[ATTN_MAX_ISAS];
     mstar_device *device[ATTN_MAX_ISAS];
 } attn_isas;
-/* A device of one level by name; host NULL: threads of its own. Fails the test. */
+/* The GPU of support_card.h, where that is the level: then alone. */
+#define ATTN_CARD "cuda"
+/* A device of one level by name; host NULL: threads of its own (a GPU's are always). Fails the
+ * test. */
 mstar_device *attn_open(const char *isa, int32_t num_threads, mstar_parallel_for host);
+void attn_close(mstar_device *device);
 /* Opens a device for each level that runs here and prints one line each. */
 void attn_isas_open(attn_isas *isas, int32_t num_threads);
 void attn_isas_close(attn_isas *isas);
@@ -42,7 +46,8 @@ mstar_status attn_workspace_query(mstar_device *device, attn_kind kind,
 mstar_status attn_create(mstar_device *device, attn_kind kind,
                          const mstar_ragged_prefill_desc *desc, void *workspace, size_t bytes,
                          attn_wrapper *wrapper);
-/* Self ignores the key side, cross ignores causal. */
+/* Self ignores the key side, cross ignores causal. On a GPU a NULL stream is one of the tests', and
+ * tensors of host memory are lent for the length of a run (support_loans.h). */
 mstar_status attn_plan(const attn_wrapper *wrapper, mstar_stream *stream, const int32_t *q,
                        int64_t q_segments, const int32_t *kv, int64_t kv_segments, int causal);
 mstar_status attn_run(const attn_wrapper *wrapper, mstar_stream *stream, const mstar_tensor *q,
@@ -133,6 +138,13 @@ unsigned char *attn_block_copy(const attn_block *block);
 bool attn_same_bits(const mstar_tensor *a, int64_t a_row, const mstar_tensor *b, int64_t b_row,
                     int64_t rows);
 
+/* One run over these tensors, recorded. The graph is replayed and destroyed by the next two: on a
+ * GPU their memory goes there before each replay and comes back after it. */
+mstar_status attn_capture(const attn_wrapper *wrapper, mstar_stream *stream, const attn_data *data,
+                          mstar_graph **graph);
+mstar_status attn_replay(mstar_graph *graph, mstar_stream *stream);
+void attn_graph_destroy(mstar_graph *graph);
+
 /* ---- reference ------------------------------------------------------------------------------- */
 
 typedef struct attn_reference {
@@ -150,8 +162,11 @@ void attn_reference_make(const attn_problem *problem, const attn_data *data,
 void attn_reference_make_rows(const attn_problem *problem, const attn_data *data,
                               const bool *wanted, attn_reference *reference);
 void attn_reference_free(attn_reference *reference);
-/* Compares out and lse of a level with the reference; prints the first few that are off. True when
- * all fit. */
+/* q.k itself lies inside f32. Of ATTN_LARGE it may pass it before the scale, which the GPU's
+ * kernels apply to the product. */
+bool attn_dots_fit(const attn_problem *problem, const attn_reference *reference);
+/* Compares out and lse of a level with the reference, element by element and, over many ordinary
+ * ones in bf16, all together; prints the first few that are off. True when all fit. */
 bool attn_reference_check(const attn_problem *problem, const attn_data *data,
                           const attn_reference *reference, const char *isa);
 

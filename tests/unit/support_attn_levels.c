@@ -1,6 +1,6 @@
 /*
- * support_attn_levels.c - devices of the attention tests: one for each ISA level of this machine,
- * and one whose attention is body_attn.c over tile registers emulated in plain C.
+ * support_attn_levels.c - devices of the attention tests: one for each ISA level of this machine
+ * or the GPU, and one whose attention is body_attn.c over tile registers emulated in plain C.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "support_attn.h"
+#include "support_card.h"
 
 /* The attention body over emulated tile registers: body_attn.c as compiled for the tests. */
 size_t mst_attn_scratch_bytes_emulated(const mst_attn_shape *shape);
@@ -32,6 +33,8 @@ static void emulate_tiles(mstar_device *device)
 
 mstar_device *attn_open(const char *isa, int32_t num_threads, mstar_parallel_for host)
 {
+    if (strcmp(isa, ATTN_CARD) == 0)
+        return card_open_threads(num_threads);
     bool emulated = strcmp(isa, ATTN_EMULATED) == 0;
     mstar_device_desc desc;
     mstar_device *device = NULL;
@@ -46,12 +49,23 @@ mstar_device *attn_open(const char *isa, int32_t num_threads, mstar_parallel_for
     return device;
 }
 
+void attn_close(mstar_device *device)
+{
+    card_close(device);
+}
+
 void attn_isas_open(attn_isas *isas, int32_t num_threads)
 {
 #define LEVEL_NAME(LEVEL, level, unused) #level,
     static const char *const levels[ATTN_MAX_ISAS] = {MST_FOR_EACH_ISA(LEVEL_NAME, _)
                                                           ATTN_EMULATED};
     memset(isas, 0, sizeof *isas);
+    if (level_is_card()) {
+        isas->name[0] = ATTN_CARD;
+        isas->device[0] = attn_open(ATTN_CARD, num_threads, NULL);
+        isas->count = 1;
+        return;
+    }
     for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++) {
         mstar_device *device = attn_open(levels[i], num_threads, NULL);
         mstar_device_info info = {.struct_size = sizeof info};
@@ -72,6 +86,6 @@ void attn_isas_open(attn_isas *isas, int32_t num_threads)
 void attn_isas_close(attn_isas *isas)
 {
     for (int32_t i = 0; i < isas->count; i++)
-        assert_int_equal(mstar_device_close(isas->device[i]), MSTAR_OK);
+        attn_close(isas->device[i]);
     isas->count = 0;
 }

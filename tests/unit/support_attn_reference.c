@@ -312,14 +312,34 @@ static bool fits(double got, double want, double bound)
     return fabs(got - want) <= bound;
 }
 
+bool attn_dots_fit(const attn_problem *problem, const attn_reference *reference)
+{
+    double scale =
+        isnan(problem->sm_scale) ? 1.0 / sqrt((double)problem->head_dim) : fabs(problem->sm_scale);
+    if (problem->values != ATTN_LARGE)
+        return true;
+    for (int64_t i = 0; i < reference->tokens * problem->num_qo_heads; i++)
+        if (isfinite(reference->lse[i]) && !(fabs(reference->lse[i]) < scale * 1e37))
+            return false;
+    return true;
+}
+
+/* The error of all elements together, as a part of what they are. */
+#define MOST_OF_ALL 5e-3
+#define FEW_ELEMENTS 1000
+
 bool attn_reference_check(const attn_problem *problem, const attn_data *data,
                           const attn_reference *reference, const char *isa)
 {
-    bool pairs =
-        strcmp(isa, "sm80") == 0 || (problem->dtype == MSTAR_DTYPE_BF16 &&
-                                     (strcmp(isa, "avx512bf16") == 0 || strcmp(isa, "amx") == 0 ||
-                                      strcmp(isa, ATTN_EMULATED) == 0));
-    int64_t bad = 0;
+    bool on_card = strcmp(isa, ATTN_CARD) == 0 && problem->dtype != MSTAR_DTYPE_F32;
+    bool pairs = on_card || strcmp(isa, "sm80") == 0 ||
+                 (problem->dtype == MSTAR_DTYPE_BF16 &&
+                  (strcmp(isa, "avx512bf16") == 0 || strcmp(isa, "amx") == 0 ||
+                   strcmp(isa, ATTN_EMULATED) == 0));
+    bool ordinary = problem->dtype == MSTAR_DTYPE_BF16 &&
+                    (problem->values == ATTN_NORMAL || problem->values == ATTN_POOL);
+    double errors = 0.0, squares = 0.0;
+    int64_t bad = 0, elements = 0;
     int64_t heads = problem->num_qo_heads;
     int64_t dim = problem->head_dim;
     for (int64_t row = 0; row < reference->tokens; row++) {
@@ -336,6 +356,9 @@ bool attn_reference_check(const attn_problem *problem, const attn_data *data,
                     printf("%s, %s: out[%lld, %lld, %lld] is %.9g, want %.9g +- %.3g\n", isa,
                            attn_problem_text(problem), (long long)row, (long long)head,
                            (long long)d, got, want, bound);
+                errors += (got - want) * (got - want);
+                squares += want * want;
+                elements++;
             }
             if (data->lse_tensor == NULL)
                 continue;
@@ -346,6 +369,10 @@ bool attn_reference_check(const attn_problem *problem, const attn_data *data,
                        reference->lse[at], reference->lse_bound[at]);
         }
     }
+    if (ordinary && elements >= FEW_ELEMENTS && sqrt(errors) > MOST_OF_ALL * sqrt(squares) &&
+        bad++ < 3)
+        printf("%s, %s: all elements are %.3g of what they are apart\n", isa,
+               attn_problem_text(problem), sqrt(errors / squares));
     if (bad > 3)
         printf("%s: %lld elements are off\n", isa, (long long)bad);
     return bad == 0;

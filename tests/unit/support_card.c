@@ -1,17 +1,21 @@
 /* support_card.c - see support_card.h. */
 #include "support_card.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "support_loans.h"
 #include "support_mock_cuda.h"
 
 static const char *card;
 
+static int mock_devices; /* open */
+
 void card_choose(int argc, char **argv)
 {
-    card = argc > 1 ? argv[1] : NULL;
+    card = argc > 1 && strcmp(argv[1], "mock") != 0 ? argv[1] : NULL;
 }
 
 bool card_is_real(void)
@@ -24,6 +28,50 @@ bool card_is_mock(const mstar_device *device)
     return card == NULL && device->backend->kind == MSTAR_DEVICE_CUDA;
 }
 
+/* ---- a stream for calls that name none ------------------------------------------------------- */
+
+enum { MAX_DEVICES = 16 };
+static struct {
+    const mstar_device *device;
+    mstar_stream *stream;
+} defaults[MAX_DEVICES];
+static pthread_mutex_t defaults_lock = PTHREAD_MUTEX_INITIALIZER;
+
+mstar_stream *card_stream(mstar_device *device, mstar_stream *stream)
+{
+    if (stream != NULL || device->backend->kind == MSTAR_DEVICE_CPU)
+        return stream;
+    int at = 0;
+    (void)pthread_mutex_lock(&defaults_lock);
+    while (at < MAX_DEVICES && defaults[at].device != device && defaults[at].device != NULL)
+        at++;
+    assert_true(at < MAX_DEVICES);
+    if (defaults[at].device == NULL) {
+        CHECK_OK(mstar_stream_create(device, -1, &defaults[at].stream));
+        defaults[at].device = device;
+    }
+    stream = defaults[at].stream;
+    (void)pthread_mutex_unlock(&defaults_lock);
+    return stream;
+}
+
+static void drop_default_stream(const mstar_device *device)
+{
+    int last = MAX_DEVICES - 1;
+    while (last > 0 && defaults[last].device == NULL)
+        last--;
+    for (int at = 0; at <= last; at++) {
+        if (defaults[at].device != device)
+            continue;
+        mstar_stream_destroy(defaults[at].stream);
+        defaults[at] = defaults[last];
+        defaults[last].device = NULL;
+        return;
+    }
+}
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
 mstar_device *card_open(void)
 {
     return card_open_threads(1);
@@ -33,7 +81,8 @@ mstar_device *card_open_threads(int32_t threads)
 {
     mstar_device *device = NULL;
     if (card == NULL) {
-        (void)mock_cuda_install();
+        if (mock_devices++ == 0)
+            (void)mock_cuda_install();
         CHECK_OK(mock_cuda_open_threads(threads, &device));
     } else {
         mstar_device_desc desc;
@@ -47,9 +96,11 @@ mstar_device *card_open_threads(int32_t threads)
 
 void card_close(mstar_device *device)
 {
-    if (device->backend->kind == MSTAR_DEVICE_CUDA && card == NULL) {
+    drop_default_stream(device);
+    if (card_is_mock(device)) {
         mock_cuda_close(device);
-        mock_cuda_remove();
+        if (--mock_devices == 0)
+            mock_cuda_remove();
     } else {
         CHECK_OK(mstar_device_close(device));
     }
@@ -62,6 +113,14 @@ static bool on_card;
 void level_use_card(bool use)
 {
     on_card = use;
+}
+
+void level_choose(int argc, char **argv)
+{
+    if (argc > 1 && (strcmp(argv[1], "mock") == 0 || strncmp(argv[1], "cuda", 4) == 0)) {
+        card_choose(argc, argv);
+        on_card = true;
+    }
 }
 
 bool level_is_card(void)
@@ -120,68 +179,6 @@ void level_fill(mstar_stream *stream, void *memory, int byte, size_t bytes)
     free(pattern);
 }
 
-/* ---- loans ----------------------------------------------------------------------------------- */
-
-enum { MAX_LOANS = 12 };
-
-typedef struct loan {
-    const check_rows_block *block;
-    mstar_buffer *buffer;
-    mstar_tensor tensor;
-} loan;
-
-typedef struct loans {
-    mstar_stream *stream;
-    int count;
-    loan list[MAX_LOANS];
-} loans;
-
-static mstar_buffer *buffer_of(const loans *all, const check_rows_block *block)
-{
-    for (int i = 0; i < all->count; i++) {
-        if (all->list[i].block == block)
-            return all->list[i].buffer;
-    }
-    mstar_buffer *buffer;
-    CHECK_OK(mstar_buffer_create(mstar_stream_get_device(all->stream), block->bytes, &buffer));
-    CHECK_OK(mstar_buffer_upload(buffer, all->stream, 0, block->memory, block->bytes));
-    return buffer;
-}
-
-/* The tensor on the stream's device: a view of the same place in a copy of its block. */
-static const mstar_tensor *lend(loans *all, const mstar_tensor *tensor)
-{
-    const mstar_device *device = mstar_stream_get_device(all->stream);
-    if (tensor == NULL || device->backend->kind == MSTAR_DEVICE_CPU)
-        return tensor;
-    const check_rows_block *block = check_rows_find(tensor->data);
-    assert_non_null(block);
-    assert_true(all->count < MAX_LOANS);
-    mstar_buffer *buffer = buffer_of(all, block);
-    loan *made = &all->list[all->count++];
-    *made = (loan){block, buffer, *tensor};
-    made->tensor.device_kind = MSTAR_DEVICE_CUDA;
-    made->tensor.data = (unsigned char *)mstar_buffer_get_data(buffer) +
-                        ((const unsigned char *)tensor->data - block->memory);
-    return &made->tensor;
-}
-
-static mstar_status bring_back(loans *all, mstar_status status)
-{
-    for (int i = 0; i < all->count; i++) {
-        bool again = false; /* a block that was lent twice has one buffer */
-        for (int j = 0; j < i; j++)
-            again = again || all->list[j].block == all->list[i].block;
-        if (again)
-            continue;
-        CHECK_OK(mstar_buffer_download(all->list[i].buffer, all->stream, 0,
-                                       all->list[i].block->memory, all->list[i].block->bytes));
-        CHECK_OK(mstar_stream_synchronize(all->stream));
-        mstar_buffer_destroy(all->list[i].buffer);
-    }
-    return status;
-}
-
 /* ---- operations ------------------------------------------------------------------------------ */
 
 mstar_status card_layer_norm(mstar_stream *stream, const mstar_tensor *x,
@@ -189,12 +186,12 @@ mstar_status card_layer_norm(mstar_stream *stream, const mstar_tensor *x,
                              const mstar_tensor *bias, double eps, const mstar_tensor *out)
 {
     loans all = {.stream = stream};
-    x = lend(&all, x);
-    residual = lend(&all, residual);
-    weight = lend(&all, weight);
-    bias = lend(&all, bias);
-    out = lend(&all, out);
-    return bring_back(&all, mstar_layer_norm(stream, x, residual, weight, bias, eps, out));
+    x = loans_lend(&all, x);
+    residual = loans_lend(&all, residual);
+    weight = loans_lend(&all, weight);
+    bias = loans_lend(&all, bias);
+    out = loans_lend(&all, out);
+    return loans_return(&all, mstar_layer_norm(stream, x, residual, weight, bias, eps, out));
 }
 
 mstar_status card_rms_norm(mstar_stream *stream, const mstar_tensor *x,
@@ -202,38 +199,38 @@ mstar_status card_rms_norm(mstar_stream *stream, const mstar_tensor *x,
                            const mstar_tensor *out)
 {
     loans all = {.stream = stream};
-    x = lend(&all, x);
-    residual = lend(&all, residual);
-    weight = lend(&all, weight);
-    out = lend(&all, out);
-    return bring_back(&all, mstar_rms_norm(stream, x, residual, weight, eps, out));
+    x = loans_lend(&all, x);
+    residual = loans_lend(&all, residual);
+    weight = loans_lend(&all, weight);
+    out = loans_lend(&all, out);
+    return loans_return(&all, mstar_rms_norm(stream, x, residual, weight, eps, out));
 }
 
 mstar_status card_normalize(mstar_stream *stream, const mstar_tensor *x, const mstar_tensor *out)
 {
     loans all = {.stream = stream};
-    x = lend(&all, x);
-    out = lend(&all, out);
-    return bring_back(&all, mstar_normalize(stream, x, out));
+    x = loans_lend(&all, x);
+    out = loans_lend(&all, out);
+    return loans_return(&all, mstar_normalize(stream, x, out));
 }
 
 mstar_status card_activation_run(mstar_stream *stream, mstar_activation activation,
                                  const mstar_tensor *x, const mstar_tensor *out)
 {
     loans all = {.stream = stream};
-    x = lend(&all, x);
-    out = lend(&all, out);
-    return bring_back(&all, mstar_activation_run(stream, activation, x, out));
+    x = loans_lend(&all, x);
+    out = loans_lend(&all, out);
+    return loans_return(&all, mstar_activation_run(stream, activation, x, out));
 }
 
 mstar_status card_rotary(mstar_stream *stream, const mstar_tensor *x, const int32_t *positions,
                          double theta, int32_t rotary_dim, int interleaved, const mstar_tensor *out)
 {
     loans all = {.stream = stream};
-    x = lend(&all, x);
-    out = lend(&all, out);
-    return bring_back(&all,
-                      mstar_rotary(stream, x, positions, theta, rotary_dim, interleaved, out));
+    x = loans_lend(&all, x);
+    out = loans_lend(&all, out);
+    return loans_return(&all,
+                        mstar_rotary(stream, x, positions, theta, rotary_dim, interleaved, out));
 }
 
 mstar_status card_embedding(mstar_stream *stream, const mstar_tensor *const *tables,
@@ -242,9 +239,9 @@ mstar_status card_embedding(mstar_stream *stream, const mstar_tensor *const *tab
     loans all = {.stream = stream};
     const mstar_tensor *lent[MST_MAX_TABLES];
     for (int32_t i = 0; i < num_tables; i++)
-        lent[i] = lend(&all, tables[i]);
-    out = lend(&all, out);
-    return bring_back(&all, mstar_embedding(stream, lent, ids, num_tables, out));
+        lent[i] = loans_lend(&all, tables[i]);
+    out = loans_lend(&all, out);
+    return loans_return(&all, mstar_embedding(stream, lent, ids, num_tables, out));
 }
 
 mstar_status card_pooling_run(mstar_stream *stream, mstar_pooling pooling, const mstar_tensor *x,
@@ -252,10 +249,10 @@ mstar_status card_pooling_run(mstar_stream *stream, mstar_pooling pooling, const
                               const mstar_tensor *out)
 {
     loans all = {.stream = stream};
-    x = lend(&all, x);
-    out = lend(&all, out);
-    return bring_back(&all,
-                      mstar_pooling_run(stream, pooling, x, cu_seqlens, num_segments, skip, out));
+    x = loans_lend(&all, x);
+    out = loans_lend(&all, out);
+    return loans_return(&all,
+                        mstar_pooling_run(stream, pooling, x, cu_seqlens, num_segments, skip, out));
 }
 
 mstar_status card_linear_run(const mstar_linear *linear, mstar_stream *stream,
@@ -263,8 +260,8 @@ mstar_status card_linear_run(const mstar_linear *linear, mstar_stream *stream,
                              const mstar_tensor *out)
 {
     loans all = {.stream = stream};
-    x = lend(&all, x);
-    residual = lend(&all, residual);
-    out = lend(&all, out);
-    return bring_back(&all, mstar_linear_run(linear, stream, x, residual, out));
+    x = loans_lend(&all, x);
+    residual = loans_lend(&all, residual);
+    out = loans_lend(&all, out);
+    return loans_return(&all, mstar_linear_run(linear, stream, x, residual, out));
 }

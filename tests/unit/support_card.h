@@ -11,7 +11,7 @@
 
 #include "support_check.h"
 
-/* From main's arguments: the card, or the mock without any. */
+/* From main's arguments: the card, or the mock without any and for "mock". */
 void card_choose(int argc, char **argv);
 /* Whether a card was named: other levels are then left out. */
 bool card_is_real(void);
@@ -23,6 +23,8 @@ mstar_device *card_open(void);
 mstar_device *card_open_threads(int32_t threads);
 /* Closes a device of either kind; of the mock's, sees that nothing is left. */
 void card_close(mstar_device *device);
+/* The given stream; for NULL on a GPU, which has no such stream, one that lives as the device. */
+mstar_stream *card_stream(mstar_device *device, mstar_stream *stream);
 
 /*
  * Tests of what stands above operations open their device as the level says: a processor, or the
@@ -30,6 +32,8 @@ void card_close(mstar_device *device);
  * through these, which return when all is done.
  */
 void level_use_card(bool card);
+/* From main's arguments: "mock" or a card ("cuda:0") is the level of all that follows. */
+void level_choose(int argc, char **argv);
 bool level_is_card(void);
 mstar_device *level_open(int32_t threads);
 void level_close(mstar_device *device);

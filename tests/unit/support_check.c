@@ -2,6 +2,7 @@
 #include "support_check.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,6 +93,19 @@ uint64_t check_alloc_faults(mstar_status (*attempt)(void *context), void *contex
     return 0;
 }
 
+int64_t check_part(int64_t cases)
+{
+    static bool told;
+    const char *text = getenv("MSTAR_TEST_PART");
+    long part = text != NULL ? strtol(text, NULL, 10) : 1;
+    if (part <= 1)
+        return cases;
+    if (!told)
+        print_message("MSTAR_TEST_PART: one in %ld of the random cases\n", part);
+    told = true;
+    return cases / part > 0 ? cases / part : 1;
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 enum { MARGIN = 128 }; /* elements of poison before and after */
@@ -103,16 +117,41 @@ static void *take(size_t bytes)
     return memory;
 }
 
-static check_rows_block *blocks; /* of all check_rows that are alive */
+static check_block *blocks; /* all that are alive */
+static pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
 
-const check_rows_block *check_rows_find(const void *address)
+void check_block_add(unsigned char *memory, size_t bytes)
+{
+    check_block *block = take(sizeof *block);
+    (void)pthread_mutex_lock(&blocks_lock);
+    *block = (check_block){memory, bytes, blocks};
+    blocks = block;
+    (void)pthread_mutex_unlock(&blocks_lock);
+}
+
+void check_block_remove(const unsigned char *memory)
+{
+    (void)pthread_mutex_lock(&blocks_lock);
+    for (check_block **at = &blocks; *at != NULL; at = &(*at)->next) {
+        if ((*at)->memory == memory) {
+            check_block *gone = *at;
+            *at = gone->next;
+            free(gone);
+            break;
+        }
+    }
+    (void)pthread_mutex_unlock(&blocks_lock);
+}
+
+const check_block *check_block_find(const void *address)
 {
     const unsigned char *at = address;
-    for (const check_rows_block *b = blocks; b != NULL; b = b->next) {
-        if (at >= b->memory && at < b->memory + b->bytes)
-            return b;
-    }
-    return NULL;
+    (void)pthread_mutex_lock(&blocks_lock);
+    const check_block *found = blocks;
+    while (found != NULL && !(at >= found->memory && at < found->memory + found->bytes))
+        found = found->next;
+    (void)pthread_mutex_unlock(&blocks_lock);
+    return found;
 }
 
 check_rows check_rows_make(mstar_dtype dtype, int64_t rows, int64_t width, int64_t stride)
@@ -127,22 +166,13 @@ check_rows check_rows_make(mstar_dtype dtype, int64_t rows, int64_t width, int64
     made.tensor = mstar_tensor_make(made.block + MARGIN * element, dtype, 2, shape);
     made.tensor.strides[0] = stride;
     check_rows_freeze(&made);
-    check_rows_block *block = take(sizeof *block);
-    *block = (check_rows_block){made.block, made.bytes, blocks};
-    blocks = block;
+    check_block_add(made.block, made.bytes);
     return made;
 }
 
 void check_rows_free(check_rows *rows)
 {
-    for (check_rows_block **at = &blocks; *at != NULL; at = &(*at)->next) {
-        if ((*at)->memory == rows->block) {
-            check_rows_block *gone = *at;
-            *at = gone->next;
-            free(gone);
-            break;
-        }
-    }
+    check_block_remove(rows->block);
     free(rows->block);
     free(rows->shadow);
     memset(rows, 0, sizeof *rows);

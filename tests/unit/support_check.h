@@ -46,6 +46,10 @@ void check_ok(mstar_status got, const char *file, int line);
 uint64_t check_alloc_faults(mstar_status (*attempt)(void *context), void *context);
 uint64_t check_live_allocations(void);
 
+/* So many random cases; with MSTAR_TEST_PART=N in the environment one in N, at least one, which the
+ * first call says: for tools that make a program many times slower. */
+int64_t check_part(int64_t cases);
+
 /* ---- rows with poison ------------------------------------------------------------------------ */
 
 /*
@@ -58,13 +62,17 @@ typedef struct check_rows {
     unsigned char *block, *shadow;
     size_t bytes;
 } check_rows;
-/* The block that an address lies in; NULL: in none. */
-typedef struct check_rows_block {
+/* Memory with guards around a tensor, which goes to a device as a whole: that of check_rows, and
+ * what is added. */
+typedef struct check_block {
     unsigned char *memory;
     size_t bytes;
-    struct check_rows_block *next;
-} check_rows_block;
-const check_rows_block *check_rows_find(const void *address);
+    struct check_block *next;
+} check_block;
+void check_block_add(unsigned char *memory, size_t bytes);
+void check_block_remove(const unsigned char *memory);
+/* The block that an address lies in; NULL: in none. */
+const check_block *check_block_find(const void *address);
 /* stride >= width: distance between rows in elements. */
 check_rows check_rows_make(mstar_dtype dtype, int64_t rows, int64_t width, int64_t stride);
 void check_rows_free(check_rows *rows);

@@ -120,19 +120,6 @@ void cuda_attn_run_problem(const attn_problem *problem, const char *backend, att
     cuda_attn_mirrors_free(&m);
 }
 
-/* q.k itself must lie inside f32; problems of large values may pass it before the scale. */
-static bool dots_fit(const attn_problem *problem, const attn_reference *reference)
-{
-    double scale =
-        isnan(problem->sm_scale) ? 1.0 / sqrt((double)problem->head_dim) : fabs(problem->sm_scale);
-    if (problem->values != ATTN_LARGE)
-        return true;
-    for (int64_t i = 0; i < reference->tokens * problem->num_qo_heads; i++)
-        if (isfinite(reference->lse[i]) && !(fabs(reference->lse[i]) < scale * 1e37))
-            return false;
-    return true;
-}
-
 bool cuda_attn_check_problem(const attn_problem *problem, const char *backend)
 {
     attn_data data;
@@ -140,7 +127,7 @@ bool cuda_attn_check_problem(const attn_problem *problem, const char *backend)
     attn_data_make(problem, &data);
     attn_reference_make(problem, &data, &reference);
     bool good = true;
-    if (dots_fit(problem, &reference)) {
+    if (attn_dots_fit(problem, &reference)) {
         unsigned char *out = attn_block_copy(&data.out);
         unsigned char *lse = attn_block_copy(&data.lse);
         int64_t rows = attn_problem_tokens(problem);

@@ -1,6 +1,8 @@
 /* support_faults.c - reading the cases, and which of their keys were read. */
 #include "support_faults.h"
 
+#include "support_card.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,6 +41,11 @@ int fault_open(void **state)
     print_error("%s is not in known-faults.json\n", id);
     json_decref(list);
     return -1;
+}
+
+int fault_open_host(void **state)
+{
+    return fault_open(state);
 }
 
 static bool was_read(const fault_case *c, const char *key)
@@ -170,12 +177,30 @@ void fault_outcome(const fault_case *c, const char *outcome)
     assert_string_equal(json_string_value(json_object_get(c->expect, "outcome")), outcome);
 }
 
+/* ---- running --------------------------------------------------------------------------------- */
+
+enum { MOST_TESTS = 64 };
+
+int fault_run(int argc, char **argv, const struct CMUnitTest *tests, size_t count)
+{
+    struct CMUnitTest chosen[MOST_TESTS];
+    size_t num_chosen = 0;
+    assert_true(count <= MOST_TESTS);
+    level_choose(argc, argv);
+    for (size_t i = 0; i < count; i++) {
+        if (!level_is_card() || tests[i].setup_func != fault_open_host)
+            chosen[num_chosen++] = tests[i];
+    }
+    return _cmocka_run_group_tests("faults", chosen, num_chosen, fault_open_devices,
+                                   fault_close_devices);
+}
+
 /* ---- large cases ----------------------------------------------------------------------------- */
 
 bool fault_large_runs(void)
 {
 #if defined(MST_TEST_LARGE)
-    return true;
+    return !level_is_card() || card_is_real();
 #else
     return false;
 #endif
@@ -186,4 +211,10 @@ void fault_skip(fault_case *c, const char *reason)
     print_message("%s is skipped: %s\n", c->id, reason);
     c->skipped = true;
     skip();
+}
+
+void fault_threads(fault_case *c)
+{
+    if (level_is_card() && !card_is_real())
+        fault_skip(c, "the mock of a GPU is one thread's");
 }

@@ -35,7 +35,14 @@ typedef struct fault_case {
         .name = case_id, .test_func = function, .setup_func = fault_open,           \
         .teardown_func = fault_close, .initial_state = (void *)(uintptr_t)(case_id) \
     }
+/* The same of a test that runs on processors only; fault_run leaves it out on a GPU. */
+#define FAULT_HOST(case_id, function)                                               \
+    {                                                                               \
+        .name = case_id, .test_func = function, .setup_func = fault_open_host,      \
+        .teardown_func = fault_close, .initial_state = (void *)(uintptr_t)(case_id) \
+    }
 int fault_open(void **state);
+int fault_open_host(void **state);
 /* Fails where a key was not read. The keys op, note, check and outcome are prose. */
 int fault_close(void **state);
 
@@ -55,9 +62,18 @@ const json_t *fault_want(fault_case *c, const char *key);
 double fault_want_real(fault_case *c, const char *key);
 void fault_outcome(const fault_case *c, const char *outcome);
 
-/* True in the release preset. Elsewhere fault_skip ends the test as skipped, with a reason. */
+/* True in the release preset, but for the mock of a GPU. Elsewhere fault_skip ends the test as
+ * skipped, with a reason. */
 bool fault_large_runs(void);
 void fault_skip(fault_case *c, const char *reason);
+/* Skips over the mock of a GPU, which is one thread's. */
+void fault_threads(fault_case *c);
+
+/*
+ * What main does: runs the tests over fault_isas, on the levels of this machine or, as the first
+ * argument says, on a GPU or over its mock (support_card.h).
+ */
+int fault_run(int argc, char **argv, const struct CMUnitTest *tests, size_t count);
 
 /* ---- attention ------------------------------------------------------------------------------- */
 

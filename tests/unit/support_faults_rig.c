@@ -22,10 +22,7 @@ static void capture(fault_rig *rig, int32_t isa, const attn_problem *shape)
     attn_data_make(&all, &rig->fixed[isa]);
     const attn_data *fixed = &rig->fixed[isa];
     attn_must(mstar_stream_create(fault_isas.device[isa], -1, &rig->stream[isa]));
-    attn_must(mstar_graph_capture_begin(rig->stream[isa]));
-    attn_must(attn_run(&rig->wrapper[isa], rig->stream[isa], &fixed->q.tensor, &fixed->k.tensor,
-                       &fixed->v.tensor, &fixed->out.tensor, fixed->lse_tensor));
-    attn_must(mstar_graph_capture_end(rig->stream[isa], &rig->graph[isa]));
+    attn_must(attn_capture(&rig->wrapper[isa], rig->stream[isa], fixed, &rig->graph[isa]));
 }
 
 void fault_rig_make(fault_rig *rig, const attn_problem *shape, int64_t segments, int64_t rows,
@@ -47,7 +44,7 @@ void fault_rig_make(fault_rig *rig, const attn_problem *shape, int64_t segments,
 void fault_rig_free(fault_rig *rig)
 {
     for (int32_t isa = 0; isa < fault_isas.count; isa++) {
-        mstar_graph_destroy(rig->graph[isa]);
+        attn_graph_destroy(rig->graph[isa]);
         mstar_stream_destroy(rig->stream[isa]);
         attn_destroy(&rig->wrapper[isa]);
         attn_data_free(&rig->fixed[isa]);
@@ -91,7 +88,7 @@ void fault_rig_replay(fault_rig *rig, int32_t isa, const attn_problem *problem,
     attn_fill_rows(&fixed->out.tensor, 0, 0, rig->rows, NAN);
     attn_must(attn_plan(&rig->wrapper[isa], NULL, problem->q_offsets, problem->num_segments,
                         problem->kv_offsets, problem->num_segments, problem->causal));
-    attn_must(mstar_graph_replay(rig->graph[isa], rig->stream[isa]));
+    attn_must(attn_replay(rig->graph[isa], rig->stream[isa]));
     fault_same(problem, direct, 0, fixed, 0, rows);
     fault_zero_rows(fixed, rows, rig->rows);
 }

@@ -17,7 +17,7 @@ void track_memory_gone(const void *memory);
 /* Whether the address lies in memory that was handed out. */
 bool track_is_memory(const void *address);
 
-enum { TRACK_STREAMS = 32 };
+enum { TRACK_STREAMS = 64 };
 /* How far each stream had come. */
 typedef struct track_event {
     int64_t seen[TRACK_STREAMS];

@@ -15,6 +15,8 @@
 #include <cmocka.h>
 
 #include "support_attn.h"
+#include "support_card.h"
+#include "support_check.h"
 
 #define RANDOM_PROBLEMS 300
 #define MAX_PRODUCTS 600000
@@ -48,7 +50,8 @@ static bool check_problem(const attn_problem *problem, tally *sum)
     bool good = true;
     attn_data_make(problem, &data);
     attn_reference_make(problem, &data, &reference);
-    for (int32_t i = 0; i < isas.count; i++) {
+    bool runs = !level_is_card() || attn_dots_fit(problem, &reference);
+    for (int32_t i = 0; i < isas.count && runs; i++) {
         attn_data_reset_outputs(&data);
         unsigned char *out = attn_block_copy(&data.out);
         unsigned char *lse = attn_block_copy(&data.lse);
@@ -85,7 +88,7 @@ static void random_problems(void **state)
     tally sum = {0};
     int64_t bad = 0;
     (void)state;
-    for (uint64_t seed = 1; seed <= RANDOM_PROBLEMS; seed++) {
+    for (uint64_t seed = 1; seed <= (uint64_t)check_part(RANDOM_PROBLEMS); seed++) {
         attn_problem problem;
         if (only_seed != 0 && seed != only_seed)
             continue;
@@ -95,8 +98,8 @@ static void random_problems(void **state)
     }
     assert_int_equal(bad, 0);
     assert_int_equal(sum.loose_where_ordinary, 0); /* every bound there says something */
-    assert_true(sum.loose <= sum.elements / 100);
-    assert_true(only_seed != 0 || sum.elements > 100000);
+    assert_true(sum.loose <= sum.elements / 100 + 1);
+    assert_true(only_seed != 0 || check_part(2) < 2 || sum.elements > 100000);
 }
 
 /* Every dim in every dtype, causal and not, at lengths about a tile and a block. */
@@ -278,7 +281,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(fused_projection_slices),
         cmocka_unit_test(strides_do_not_change_bits),
     };
-    if (argc > 1)
+    level_choose(argc, argv);
+    if (argc > 1 && !level_is_card())
         only_seed = strtoull(argv[1], NULL, 10);
     return cmocka_run_group_tests(tests, open_devices, close_devices);
 }

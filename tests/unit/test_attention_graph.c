@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "support_attn.h"
+#include "support_card.h"
 
 #define SEGMENTS 4
 #define TOKENS 512
@@ -457,7 +458,7 @@ static void prefixed_rows_see_prefix_and_past(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_wrapper_many_layouts),
@@ -473,5 +474,6 @@ int main(void)
         cmocka_unit_test(eager_layouts),
         cmocka_unit_test(prefixed_rows_see_prefix_and_past),
     };
+    level_choose(argc, argv);
     return cmocka_run_group_tests(tests, open_devices, close_devices);
 }

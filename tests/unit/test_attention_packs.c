@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "support_attn.h"
+#include "support_card.h"
 
 static attn_isas isas;
 
@@ -191,12 +192,13 @@ static void neighbours_full_of_nan(void **state)
     for_cases(check_poisoned);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(company_is_as_alone),
         cmocka_unit_test(any_order_is_the_same),
         cmocka_unit_test(neighbours_full_of_nan),
     };
+    level_choose(argc, argv);
     return cmocka_run_group_tests(tests, open_devices, close_devices);
 }

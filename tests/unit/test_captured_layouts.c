@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "support_attn.h"
+#include "support_card.h"
 
 enum { SEGMENTS = 4, TOKENS = 512, KEYS = 400, HEADS = 4, DIM = 72 };
 
@@ -82,15 +83,12 @@ static void record(mstar_device *device, const attn_problem *first, recorded *ma
     attn_must(attn_create(device, kind, &desc, NULL, 0, &made->wrapper));
     attn_must(attn_plan(&made->wrapper, made->stream, first->q_offsets, first->num_segments,
                         first->kv_offsets, first->num_segments, first->causal));
-    attn_must(mstar_graph_capture_begin(made->stream));
-    attn_must(attn_run(&made->wrapper, made->stream, &made->data.q.tensor, &made->data.k.tensor,
-                       &made->data.v.tensor, &made->data.out.tensor, made->data.lse_tensor));
-    attn_must(mstar_graph_capture_end(made->stream, &made->graph));
+    attn_must(attn_capture(&made->wrapper, made->stream, &made->data, &made->graph));
 }
 
 static void release(recorded *made)
 {
-    mstar_graph_destroy(made->graph);
+    attn_graph_destroy(made->graph);
     attn_destroy(&made->wrapper);
     mstar_stream_destroy(made->stream);
     attn_data_free(&made->data);
@@ -118,7 +116,7 @@ static void replay_on(recorded *made, mstar_device *device, const attn_problem *
     attn_fill_rows(out, 0, 0, TOKENS, NAN);
     attn_must(attn_plan(&made->wrapper, made->stream, problem->q_offsets, problem->num_segments,
                         problem->kv_offsets, problem->num_segments, problem->causal));
-    attn_must(mstar_graph_replay(made->graph, made->stream));
+    attn_must(attn_replay(made->graph, made->stream));
     for (int64_t row = 0; row < TOKENS; row++)
         for (int64_t head = 0; head < HEADS; head++)
             for (int64_t d = 0; d < DIM; d++) {
@@ -226,7 +224,7 @@ static void captured_small(void **state)
         assert_int_equal(attn_plan(&made->wrapper, NULL, five, 5, five, 5, 0),
                          MSTAR_INVALID_ARGUMENT);
         attn_fill_rows(&made->data.out.tensor, 0, 0, TOKENS, NAN);
-        attn_must(mstar_graph_replay(made->graph, made->stream));
+        attn_must(attn_replay(made->graph, made->stream));
         make_problem(ATTN_SELF, two, two, 2, 202, &problem);
         attn_data_make(&problem, &direct);
         attn_problem_run(&problem, isas.device[i], NULL, &direct);
@@ -271,12 +269,13 @@ static void counts_that_differ(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(captured_at_the_brim), cmocka_unit_test(the_sequence_twice),
         cmocka_unit_test(captured_small),       cmocka_unit_test(pairs_vary),
         cmocka_unit_test(counts_that_differ),
     };
+    level_choose(argc, argv);
     return cmocka_run_group_tests(tests, open_devices, close_devices);
 }

@@ -116,7 +116,7 @@ static void a_long_neighbour(void **state)
             attn_data_free(&data);
         }
         attn_data_free(&first);
-        attn_must(mstar_device_close(device));
+        attn_close(device);
     }
     fault_match(c, &problem, NULL);
 }
@@ -204,7 +204,7 @@ static void any_number_of_threads(void **state)
             if (i == 0)
                 attn_problem_run(&problem, device, NULL, &want);
             run_again(&problem, device, &want, &data, 4);
-            attn_must(mstar_device_close(device));
+            attn_close(device);
         }
         attn_data_free(&want);
         attn_data_free(&data);
@@ -246,7 +246,7 @@ static void one_thread_is_one_thread(void **state)
         attn_problem_run(&problem, device, NULL, &want);
         run_again(&problem, device, &want, &data, all ? times : 2);
         assert_int_equal(threads_of_this_process(), before);
-        attn_must(mstar_device_close(device));
+        attn_close(device);
         attn_data_free(&want);
         attn_data_free(&data);
     }
@@ -408,6 +408,7 @@ static void same_shape_on_two_streams(void **state)
 {
     fault_case *c = *state;
     attn_problem problem;
+    fault_threads(c);
     assert_true(fault_flag(c, "same_shape"));
     fault_problem(c, &problem);
     assert_int_equal(problem.num_segments, 512);
@@ -418,11 +419,12 @@ static void host_threads(void **state)
 {
     fault_case *c = *state;
     attn_problem problem;
+    fault_threads(c);
     fault_problem(c, &problem);
     at_once(&problem, (int)fault_integer(c, "threads"), fault_integer(c, "times"), false);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         FAULT("BR-107", alone_as_in_the_batch),
@@ -433,12 +435,12 @@ int main(void)
         FAULT("BR-127", direct_and_graph),
         FAULT("BR-129", many_times),
         FAULT("BR-130", any_number_of_threads),
-        FAULT("BR-131", one_thread_is_one_thread),
+        FAULT_HOST("BR-131", one_thread_is_one_thread),
         FAULT("BR-132", one_and_two_sequences),
         FAULT("BR-204", two_plans_in_a_row),
         FAULT("BR-205", offsets_are_read_before_plan_returns),
         FAULT("BR-208", same_shape_on_two_streams),
         FAULT("BR-209", host_threads),
     };
-    return cmocka_run_group_tests(tests, fault_open_devices, fault_close_devices);
+    return fault_run(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }

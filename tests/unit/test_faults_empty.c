@@ -326,7 +326,7 @@ static void items_alone(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         FAULT("BR-001", longest_is_not_asked_for),
@@ -345,5 +345,5 @@ int main(void)
         FAULT("BR-021", ones_give_ones),
         FAULT("BR-024", items_alone),
     };
-    return cmocka_run_group_tests(tests, fault_open_devices, fault_close_devices);
+    return fault_run(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }

@@ -391,7 +391,7 @@ static void totals_round_16384(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         FAULT("BR-043", spare_rows),
@@ -405,5 +405,5 @@ int main(void)
         FAULT("BR-054", rubbish_in_the_workspace),
         FAULT("BR-056", totals_round_16384),
     };
-    return cmocka_run_group_tests(tests, fault_open_devices, fault_close_devices);
+    return fault_run(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }

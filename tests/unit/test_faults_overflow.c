@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "mstar/ops.h"
+#include "support_card.h"
 #include "support_faults.h"
 
 #define FAR_STRIDE (INT64_C(1) << 27) /* elements between rows: row 16 is element 2^31 */
@@ -183,31 +184,31 @@ static void far_rows(mstar_device *device, int op)
         const int32_t *id_lists[] = {ids};
         switch (op) {
         case 0:
-            CHECK_OK(mstar_linear_run(linear, stream, &x, NULL, &out));
+            CHECK_OK(card_linear_run(linear, stream, &x, NULL, &out));
             break;
         case 1:
-            CHECK_OK(mstar_layer_norm(stream, &x, &x, &gain, &gain, 1e-5, &out));
+            CHECK_OK(card_layer_norm(stream, &x, &x, &gain, &gain, 1e-5, &out));
             break;
         case 2:
-            CHECK_OK(mstar_rms_norm(stream, &x, NULL, &gain, 1e-5, &out));
+            CHECK_OK(card_rms_norm(stream, &x, NULL, &gain, 1e-5, &out));
             break;
         case 3:
-            CHECK_OK(mstar_activation_run(stream, MSTAR_ACTIVATION_GELU, &x, &out));
+            CHECK_OK(card_activation_run(stream, MSTAR_ACTIVATION_GELU, &x, &out));
             break;
         case 4:
-            CHECK_OK(mstar_normalize(stream, &x, &out));
+            CHECK_OK(card_normalize(stream, &x, &out));
             break;
         case 5:
-            CHECK_OK(mstar_embedding(stream, tables, id_lists, 1, &out));
+            CHECK_OK(card_embedding(stream, tables, id_lists, 1, &out));
             break;
         case 6:
             CHECK_OK(mstar_tensor_split_dim(&x, 1, 3, 8, &heads_x));
             CHECK_OK(mstar_tensor_split_dim(&out, 1, 3, 8, &heads_out));
-            CHECK_OK(mstar_rotary(stream, &heads_x, positions, 10000.0, 8, 0, &heads_out));
+            CHECK_OK(card_rotary(stream, &heads_x, positions, 10000.0, 8, 0, &heads_out));
             break;
         default:
             CHECK_OK(mstar_tensor_slice(&out, 0, 0, 2, &out));
-            CHECK_OK(mstar_pooling_run(stream, MSTAR_POOLING_MEAN, &x, cu, 2, NULL, &out));
+            CHECK_OK(card_pooling_run(stream, MSTAR_POOLING_MEAN, &x, cu, 2, NULL, &out));
             rows = 2;
             break;
         }
@@ -384,12 +385,12 @@ static void rows_times_keys_past_2_32(void **state)
     free(wanted);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         FAULT("BR-058", offsets_past_2_31),         cmocka_unit_test(operations_past_2_31),
         FAULT("BR-059", more_than_2_31_elements),   FAULT("BR-060", fifteen_thousand_sequences),
         FAULT("BR-063", rows_times_keys_past_2_32),
     };
-    return cmocka_run_group_tests(tests, fault_open_devices, fault_close_devices);
+    return fault_run(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }

@@ -449,7 +449,7 @@ static void plans_never_wait(void **state)
             mstar_stream_destroy(stream);
             attn_destroy(&wrapper);
         }
-    attn_must(mstar_device_close(device));
+    attn_close(device);
 }
 
 /* No length is promised; what can be too large is a ceiling. It costs no bit (what it costs in time
@@ -483,7 +483,7 @@ static void loose_bounds_keep_bits(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         FAULT("BR-096", malformed_offsets),          FAULT("BR-098", no_length_is_promised),
@@ -494,5 +494,5 @@ int main(void)
         FAULT("BR-123", capacity_does_not_show),     FAULT("BR-251", plans_never_wait),
         FAULT("BR-252", plans_never_wait),           FAULT("BR-253", loose_bounds_keep_bits),
     };
-    return cmocka_run_group_tests(tests, fault_open_devices, fault_close_devices);
+    return fault_run(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }

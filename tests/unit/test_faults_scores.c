@@ -197,7 +197,7 @@ static void slices_without_visible_keys(void **state)
                 attn_problem_run(&problem, device, NULL, threads == 1 ? &one_thread : &data);
                 if (threads > 1)
                     fault_same(&problem, &one_thread, 0, &data, 0, attn_problem_tokens(&problem));
-                attn_must(mstar_device_close(device));
+                attn_close(device);
             }
             attn_data_free(&one_thread);
             attn_data_free(&data);
@@ -377,7 +377,7 @@ static void causal_is_not_dropped(void **state)
     fault_match(c, &problem, &ways);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         FAULT("BR-025", scores_at_the_ends_of_f32),
@@ -393,5 +393,5 @@ int main(void)
         FAULT("BR-039", window_counts_the_row_itself),
         FAULT("BR-041", causal_is_not_dropped),
     };
-    return cmocka_run_group_tests(tests, fault_open_devices, fault_close_devices);
+    return fault_run(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }

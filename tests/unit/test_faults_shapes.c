@@ -424,7 +424,7 @@ static void interleaved_qkv(void **state)
     fault_match(c, &problem, NULL);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         FAULT("BR-067", sizes_that_others_lack),
@@ -446,5 +446,5 @@ int main(void)
         FAULT("BR-092", every_number_of_keys),
         FAULT("BR-094", interleaved_qkv),
     };
-    return cmocka_run_group_tests(tests, fault_open_devices, fault_close_devices);
+    return fault_run(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }

@@ -57,6 +57,30 @@ static void test_sequence(void **state)
     bench_close(&b);
 }
 
+/* Layout after layout over one set of captures; each has the bits of eager and of each request
+ * alone, and nothing is captured anew. */
+static void test_replays_of_random_layouts(void **state)
+{
+    (void)state;
+    static bench b;
+    check_rng rng = {12};
+    CHECK_OK(bench_capture_with(&b, (node_fault){0}, 2, true));
+    mstar_graph_runner_info before = bench_query(&b);
+    int64_t layouts = check_part(card_is_mock(b.device) ? 60 : 1000);
+    for (int64_t i = 0; i < layouts; i++) {
+        int64_t lengths[4], count = check_integer(&rng, 1, 4), left = bench_lengths[2];
+        for (int64_t j = 0; j < count; j++)
+            left -= lengths[j] = check_integer(&rng, 0, left);
+        bench_check_step(&b, "w", &rng, lengths, count, MSTAR_GRAPH_MISS_NONE);
+    }
+    mstar_graph_runner_info after = bench_query(&b);
+    assert_int_equal(after.replays, layouts);
+    assert_int_equal(after.num_captured, 3);
+    assert_int_equal(after.capture_ns, before.capture_ns);
+    assert_int_equal(after.graph_bytes, before.graph_bytes);
+    bench_close(&b);
+}
+
 /* A batched capture: padding rows keep their span, and real rows never see them. */
 static void test_batched(void **state)
 {
@@ -235,13 +259,18 @@ static void test_slots_from_environment(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sequence),         cmocka_unit_test(test_batched),
-        cmocka_unit_test(test_property),         cmocka_unit_test(test_pre_plan),
-        cmocka_unit_test(test_pre_plan_refused), cmocka_unit_test(test_slots_from_environment),
+        cmocka_unit_test(test_sequence),
+        cmocka_unit_test(test_batched),
+        cmocka_unit_test(test_replays_of_random_layouts),
+        cmocka_unit_test(test_property),
+        cmocka_unit_test(test_pre_plan),
+        cmocka_unit_test(test_pre_plan_refused),
+        cmocka_unit_test(test_slots_from_environment),
     };
     const struct CMUnitTest card_tests[] = {
         cmocka_unit_test(test_sequence),
         cmocka_unit_test(test_batched),
+        cmocka_unit_test(test_replays_of_random_layouts),
         cmocka_unit_test(test_pre_plan),
         cmocka_unit_test(test_pre_plan_refused),
     };

@@ -17,6 +17,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- results (\S+) -->\n).*?(<!-- end of results -->)", re.S)
 LINEAR_ROWS = [1, 4, 16, 63, 64, 256, 512, 2048]
+FEW_ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
 
 
 def read(path):
@@ -70,6 +71,23 @@ def percent(value):
     return f"{100 * float(value):.0f} %" if value else ""
 
 
+def linear_tables(lines, dtype):
+    """Shares of the peak; and for few rows of the limit, where a file has it."""
+    parts = []
+    for key, title, counts in (("of_peak", f"Products, {dtype}; rows:", LINEAR_ROWS),
+                               ("of_limit", f"Few rows, {dtype}, of the limit:", FEW_ROWS)):
+        found = {(line["name"], int(line["rows"])): line[key] for line in lines if line.get(key)}
+        reads = {line["name"]: line.get("read_gbps") for line in lines}
+        few = key == "of_limit"
+        rows = [[shape, *([f"{float(reads[shape]):.0f}"] if few else []),
+                 *(percent(found.get((shape, n))) for n in counts)]
+                for shape in dict.fromkeys(shape for shape, _ in found)]
+        if rows:
+            heads = [title, *(["read GB/s"] if few else []), *map(str, counts)]
+            parts += ["", table(heads, rows)]
+    return parts
+
+
 def bench_tables(lines):
     parts = [origin(lines, "")]
     dtypes = unique(lines, "dtype")
@@ -90,12 +108,8 @@ def bench_tables(lines):
             rows.append(row)
         parts += ["", table(heads, rows)]
     for dtype in dtypes:
-        found = {(line["name"], int(line["rows"])): line["of_peak"] for line in lines
-                 if line["bench"] == "linear" and line["dtype"] == dtype}
-        if found:
-            rows = [[shape, *(percent(found.get((shape, n))) for n in LINEAR_ROWS)]
-                    for shape in dict.fromkeys(shape for shape, _ in found)]
-            parts += ["", table([f"Products, {dtype}; rows:", *map(str, LINEAR_ROWS)], rows)]
+        parts += linear_tables([line for line in lines
+                                if line["bench"] == "linear" and line["dtype"] == dtype], dtype)
     peaks = []
     for dtype in dtypes:
         values = [float(line["peak_gflops"]) for line in lines if line["dtype"] == dtype]

@@ -22,8 +22,8 @@ import machine_facts  # noqa: E402
 import make_texts  # noqa: E402
 
 COLUMNS = ["date", "machine", "isa", "threads", "commit", "bench", "dtype", "name", "rows", "us",
-           "gflops", "of_peak", "peak_gflops", "plan_us", "texts_per_s", "tokens_per_s", "runs",
-           "note"]
+           "gflops", "of_peak", "peak_gflops", "read_gbps", "of_limit", "plan_us", "texts_per_s",
+           "tokens_per_s", "runs", "note"]
 
 
 def run(given, *words):
@@ -71,8 +71,8 @@ def flatten(bench, name, document, commit):
             "name": name or row["name"], "note": row.get("skipped", "")}
         if "ms" in row:
             line["us"] = machine_facts.plain(row['ms'] * 1e3)
-        for key in ("rows", "us", "gflops", "of_peak", "plan_us", "texts_per_s", "tokens_per_s",
-                    "runs"):
+        for key in ("rows", "us", "gflops", "of_peak", "read_gbps", "of_limit", "plan_us",
+                    "texts_per_s", "tokens_per_s", "runs"):
             if key in row:
                 value = row[key]
                 line[key] = machine_facts.plain(value) if isinstance(value, float) else value

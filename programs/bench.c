@@ -88,10 +88,15 @@ void cli_bench_start(cli_report *report, const char *bench, const mstar_device_i
     cli_report_value(report, NULL, "rows", json_array());
 }
 
+json_t *cli_bench_rows(const cli_report *report)
+{
+    return json_object_get(report->root, "rows");
+}
+
 json_t *cli_bench_row(cli_report *report)
 {
     json_t *row = json_object();
-    if (json_array_append_new(json_object_get(report->root, "rows"), row) != 0)
+    if (json_array_append_new(cli_bench_rows(report), row) != 0)
         report->failed = true;
     return row;
 }
@@ -175,7 +180,7 @@ static int print_document(cli_report *report, const cli_options *options)
     if (options->json || report->failed)
         return cli_report_print(report, true);
     show_numbers(report, report->root);
-    json_t *rows = json_incref(json_object_get(report->root, "rows"));
+    json_t *rows = json_incref(cli_bench_rows(report));
     (void)json_object_del(report->root, "rows");
     int code = cli_report_print(report, false);
     if (code == CLI_OK)
@@ -203,7 +208,7 @@ static int judge_goals(const json_t *missed, int64_t goals)
 
 int cli_bench_finish(cli_report *report, const cli_options *options, double peak_gflops)
 {
-    json_t *rows = json_object_get(report->root, "rows");
+    json_t *rows = cli_bench_rows(report);
     json_t *missed = json_array();
     int64_t goals = 0;
     for (size_t i = 0; i < json_array_size(rows) && peak_gflops > 0; i++) {

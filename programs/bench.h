@@ -29,13 +29,26 @@ int cli_bench_time(cli_bench_work work, void *context, int min_runs, double seco
  */
 double cli_bench_peak(const mstar_device_info *machine, mstar_dtype dtype);
 
+/* Sum over all threads of what rate(context, index, count) returns, all at about the same time. */
+typedef double (*cli_bench_rate)(const void *context, int index, int count);
+double cli_bench_all_threads(int threads, cli_bench_rate rate, const void *context);
+
+/*
+ * GB/s at which all threads together read `bytes` bytes, each a part of its own over and over, from
+ * whatever cache or memory holds them then: no product whose weights take as many bytes can read
+ * them faster. The best of three measurements of 0.01 s; callers ask before and after.
+ */
+double cli_bench_read(const mstar_device_info *machine, const void *data, size_t bytes);
+
 /* Fills with values in (-1, 1) that depend on the seed alone. */
 void cli_bench_fill(void *data, mstar_dtype dtype, size_t count, uint64_t seed);
 
 /* Opens the document: bench, commit and build, machine, ISA, threads, dtype. */
 void cli_bench_start(cli_report *report, const char *bench, const mstar_device_info *machine,
                      const char *dtype);
-/* A row of a table in the document's "rows". */
+/* The document's "rows". */
+json_t *cli_bench_rows(const cli_report *report);
+/* A new row of them. */
 json_t *cli_bench_row(cli_report *report);
 void cli_bench_put_number(cli_report *report, json_t *row, const char *key, double value);
 void cli_bench_put_integer(cli_report *report, json_t *row, const char *key, int64_t value);

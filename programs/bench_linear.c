@@ -1,6 +1,9 @@
 /*
  * bench_linear.c - mstar bench linear: packed products of every layer shape of MiniLM and bge-base,
  * from 1 to 2048 rows.
+ *
+ * A product can end no sooner than its multiply-adds at the measured peak, nor than its weights,
+ * read once, at the measured speed of reads: the later of the two is its limit.
  */
 #include "bench.h"
 
@@ -30,13 +33,38 @@ static const int64_t shapes[][2] = {
     {384, 1152}, {384, 384}, {384, 1536}, {1536, 384},
     {768, 2304}, {768, 768}, {768, 3072}, {3072, 768},
 };
-static const int64_t row_counts[] = {1,  2,  3,  4,  6,   8,   12,  14,   16,  24,
-                                     32, 48, 63, 64, 128, 256, 512, 1024, 2048};
+static const int64_t row_counts[] = {1,  2,  3,  4,  5,  6,  7,  8,   9,   10,  11,   12,
+                                     14, 16, 24, 32, 48, 63, 64, 128, 256, 512, 1024, 2048};
 enum {
     NUM_SHAPES = sizeof shapes / sizeof shapes[0],
     NUM_ROW_COUNTS = sizeof row_counts / sizeof row_counts[0],
     MAX_ROWS = 2048
 };
+
+/* What reading its weights takes at least, in the rows of one shape. */
+static void put_read(cli_report *report, size_t first, double bytes, double gbps)
+{
+    const json_t *rows = cli_bench_rows(report);
+    for (size_t i = first; i < json_array_size(rows) && gbps > 0; i++) {
+        json_t *row = json_array_get(rows, i);
+        cli_bench_put_number(report, row, "read_gbps", gbps);
+        cli_bench_put_number(report, row, "read_us", bytes / gbps * 1e-3);
+    }
+}
+
+/* The share of its limit that each row reaches, once the peak is known. */
+static void put_limits(cli_report *report, double peak)
+{
+    const json_t *rows = cli_bench_rows(report);
+    for (size_t i = 0; i < json_array_size(rows) && peak > 0; i++) {
+        json_t *row = json_array_get(rows, i);
+        double us = json_number_value(json_object_get(row, "us"));
+        double gflops = json_number_value(json_object_get(row, "gflops"));
+        double limit = us * gflops / peak;
+        double read_us = json_number_value(json_object_get(row, "read_us"));
+        cli_bench_put_number(report, row, "of_limit", (read_us > limit ? read_us : limit) / us);
+    }
+}
 
 static int bench_shape(cli_session *session, mstar_stream *stream, const int64_t *shape,
                        mstar_dtype dtype, float *memory, cli_report *report, double *peak)
@@ -58,6 +86,9 @@ static int bench_shape(cli_session *session, mstar_stream *stream, const int64_t
         return cli_fail(CLI_FAILED, "%s", mstar_last_error());
     double now = cli_bench_peak(&session->machine, dtype);
     *peak = now > *peak ? now : *peak;
+    size_t bytes = (size_t)(n * k) * mstar_dtype_bytes(dtype);
+    double gbps = cli_bench_read(&session->machine, w, bytes);
+    size_t first = json_array_size(cli_bench_rows(report));
     int code = CLI_OK;
     for (int i = 0; i < NUM_ROW_COUNTS && code == CLI_OK; i++) {
         int64_t rows = row_counts[i];
@@ -82,6 +113,8 @@ static int bench_shape(cli_session *session, mstar_stream *stream, const int64_t
         cli_bench_put_number(report, row, "gflops", flops * run.repeats / time * 1e-9);
         cli_bench_put_integer(report, row, "runs", runs);
     }
+    double after = cli_bench_read(&session->machine, w, bytes);
+    put_read(report, first, (double)bytes, after > gbps ? after : gbps);
     mstar_linear_destroy(linear);
     return code;
 }
@@ -104,10 +137,12 @@ int cli_bench_linear(const cli_options *options)
         cli_bench_start(&report, "linear", &session.machine, mstar_dtype_name(dtype));
     for (int i = 0; i < NUM_SHAPES && code == CLI_OK; i++)
         code = bench_shape(&session, stream, shapes[i], dtype, memory, &report, &peak);
-    if (code == CLI_OK)
+    if (code == CLI_OK) {
+        put_limits(&report, peak);
         code = cli_bench_finish(&report, options, peak);
-    else
+    } else {
         json_decref(report.root);
+    }
     mstar_stream_destroy(stream);
     cli_session_close(&session);
     free(memory);

@@ -1,8 +1,8 @@
 /*
  * bench_peak.c - the machine's own ceiling, measured: independent multiply-adds on registers.
  *
- * One thread a core of the device's count, all between two barriers' worth of time; each reports
- * its own rate and the rates are added. Chains are long enough to fill any core's pipes.
+ * One thread a core of the device's count, all at about the same time; each reports its own rate
+ * and the rates are added. Chains are long enough to fill any core's pipes.
  */
 #include "bench.h"
 
@@ -150,34 +150,31 @@ static void step_scalar(void)
 }
 PEAK_LOOP(peak_scalar, step_scalar();, 16 * 8 * 2)
 
-typedef struct peak_job {
-    peak_loop loop;
-    double gflops;
-} peak_job;
+typedef struct rate_job {
+    cli_bench_rate rate;
+    const void *context;
+    int index, count;
+    double result;
+} rate_job;
 
 static void *run_job(void *context)
 {
-    peak_job *job = context;
-    if (job->loop != peak_scalar)
-        zero_registers();
-    job->gflops = job->loop(0.1);
+    rate_job *job = context;
+    job->result = job->rate(job->context, job->index, job->count);
     return NULL;
 }
 
-double cli_bench_peak(const mstar_device_info *machine, mstar_dtype dtype)
+double cli_bench_all_threads(int threads, cli_bench_rate rate, const void *context)
 {
     enum { MAX_THREADS = 1024 };
-    peak_loop loop = find_loop(machine->isa, dtype);
-    if (loop == NULL)
-        loop = peak_scalar;
-    int threads = machine->num_threads < MAX_THREADS ? machine->num_threads : MAX_THREADS;
-    peak_job *jobs = calloc((size_t)threads, sizeof *jobs);
+    threads = threads < MAX_THREADS ? threads : MAX_THREADS;
+    rate_job *jobs = calloc((size_t)threads, sizeof *jobs);
     pthread_t *handles = calloc((size_t)threads, sizeof *handles);
     double sum = 0;
     if (jobs != NULL && handles != NULL) {
         int started = 0;
         for (int i = 0; i < threads; i++)
-            jobs[i].loop = loop;
+            jobs[i] = (rate_job){rate, context, i, threads, 0};
         while (started < threads - 1 &&
                pthread_create(&handles[started], NULL, run_job, &jobs[started]) == 0)
             started++;
@@ -185,10 +182,28 @@ double cli_bench_peak(const mstar_device_info *machine, mstar_dtype dtype)
         for (int i = 0; i <= started; i++) {
             if (i < started)
                 (void)pthread_join(handles[i], NULL);
-            sum += jobs[i].gflops;
+            sum += jobs[i].result;
         }
     }
     free(jobs);
     free(handles);
     return sum;
+}
+
+static double run_loop(const void *context, int index, int count)
+{
+    const peak_loop *loop = context;
+    (void)index;
+    (void)count;
+    if (*loop != peak_scalar)
+        zero_registers();
+    return (*loop)(0.1);
+}
+
+double cli_bench_peak(const mstar_device_info *machine, mstar_dtype dtype)
+{
+    peak_loop loop = find_loop(machine->isa, dtype);
+    if (loop == NULL)
+        loop = peak_scalar;
+    return cli_bench_all_threads(machine->num_threads, run_loop, &loop);
 }

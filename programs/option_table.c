@@ -391,7 +391,10 @@ const cli_command_row cli_command_rows[] = {
      "measure this machine",
      "attn runs the ragged attention wrappers over the workloads of a file; plan only plans them, "
      "which is the host's share of a step; linear times the packed "
-     "products of every layer shape of MiniLM and bge-base, from 1 to 2048 rows; embed turns the "
+     "products of every layer shape of MiniLM and bge-base, from 1 to 2048 rows, and says what "
+     "share "
+     "of_limit they reach of the later of two ends: the multiply-adds at the peak, or the weights "
+     "read once at read_gbps, which is measured as well; embed turns the "
      "texts of a file into vectors, strings in, vectors out; replay times an encoder of MiniLM's "
      "shape as plain calls and as a replay of the same calls; its rows of 0 tokens compute nothing "
      "and are what the calls themselves cost; tower runs whole stacks of layers with random "

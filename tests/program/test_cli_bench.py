@@ -184,6 +184,26 @@ class Plans(ProgramTest):
         self.fails(FAILED, "bench", "plan", "--workloads", path, words=["workload odd", "kind"])
 
 
+class Products(ProgramTest):
+    def test_shares_of_the_limit(self):
+        """A product takes no less than its multiply-adds at the peak, nor than its weights read once:
+        of_limit is by the later of the two, whatever was measured."""
+        out, _ = self.ok("bench", "linear", "--threads", 1, "--json")
+        document = json.loads(out)
+        rows = document["rows"]
+        self.assertEqual(len({row["name"] for row in rows}), 8)
+        self.assertLessEqual(set(range(1, 13)), {row["rows"] for row in rows})
+        for row in rows:
+            inputs, outputs = map(int, row["name"].split("x"))
+            weights = inputs * outputs
+            flops_us = 2 * row["rows"] * weights / document["peak_gflops"] * 1e-3
+            self.assertGreater(row["read_gbps"], 0)
+            np.testing.assert_allclose(row["read_us"], 4 * weights / row["read_gbps"] * 1e-3, 1e-3)
+            np.testing.assert_allclose(row["of_limit"], max(flops_us, row["read_us"]) / row["us"],
+                                       1e-3)
+            np.testing.assert_allclose(row["of_peak"], flops_us / row["us"], 1e-3)
+
+
 class Replays(ProgramTest):
     """mstar bench replay over a file: its own counts of tokens take minutes under sanitizers."""
 

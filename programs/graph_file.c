@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const char walk[] = "embed";
+
 enum { VERSION = 1, MAX_BUCKETS = 4096, MAX_LEVELS = 4000000 };
 
 void cli_graph_plan_release(cli_graph_plan *plan)
@@ -36,11 +38,12 @@ static json_t *token_lengths(const cli_graph_plan *plan)
 
 static json_t *config_json(const cli_graph_plan *plan)
 {
-    return json_pack("{s:s, s:s, s:[I], s:o, s:i, s:b, s:n}", "type",
+    return json_pack("{s:s, s:s, s:[I], s:o, s:i, s:b, s:s?}", "type",
                      mstar_graph_config_type_name(MSTAR_GRAPH_FLASH_INFER_PACKED),
-                     "capture_graph_walk", "embed", "capture_batch_sizes",
+                     "capture_graph_walk", walk, "capture_batch_sizes",
                      (json_int_t)largest_bs(plan), "capture_token_lengths", token_lengths(plan),
-                     "total_tokens_multiplier", 1, "compile", 1, "compile_mode");
+                     "total_tokens_multiplier", 1, "compile", !plan->no_compile, "compile_mode",
+                     plan->compile_mode[0] != '\0' ? plan->compile_mode : NULL);
 }
 
 static json_t *buckets_json(const cli_graph_plan *plan)
@@ -154,6 +157,57 @@ static int read_buckets(const char *path, const json_t *root, cli_graph_plan *pl
     return CLI_OK;
 }
 
+static bool is_text(const json_t *value, const char *text)
+{
+    return json_is_string(value) && strcmp(json_string_value(value), text) == 0;
+}
+
+static int read_compile(const char *path, const json_t *config, cli_graph_plan *plan)
+{
+    const json_t *compile = json_object_get(config, "compile");
+    const json_t *mode = json_object_get(config, "compile_mode");
+    if (compile != NULL && !json_is_boolean(compile))
+        return fail_at(path, "configs[0].compile must be true or false");
+    plan->no_compile = json_is_false(compile);
+    if (mode == NULL || json_is_null(mode))
+        return CLI_OK;
+    if (!json_is_string(mode))
+        return fail_at(path, "configs[0].compile_mode must be a string or null");
+    if (mstar_check_compile_mode(json_string_value(mode)) != MSTAR_OK)
+        return fail_at(path, "configs[0].%s", mstar_last_error());
+    (void)snprintf(plan->compile_mode, sizeof plan->compile_mode, "%s", json_string_value(mode));
+    return CLI_OK;
+}
+
+/* What captures: one config, of the buckets read before. What it says otherwise would be passed
+ * over. */
+static int read_config(const char *path, const json_t *root, cli_graph_plan *plan)
+{
+    const json_t *list = json_object_get(root, "configs");
+    if (list == NULL)
+        return CLI_OK;
+    const json_t *config = json_array_get(list, 0);
+    if (json_array_size(list) != 1 || !json_is_object(config))
+        return fail_at(path, "configs must be a list of one config");
+    const char *type = mstar_graph_config_type_name(MSTAR_GRAPH_FLASH_INFER_PACKED);
+    if (!is_text(json_object_get(config, "type"), type))
+        return fail_at(path, "configs[0].type must be \"%s\"", type);
+    if (!is_text(json_object_get(config, "capture_graph_walk"), walk))
+        return fail_at(path, "configs[0].capture_graph_walk must be \"%s\"", walk);
+    const json_t *multiplier = json_object_get(config, "total_tokens_multiplier");
+    if (multiplier != NULL && json_integer_value(multiplier) != 1)
+        return fail_at(path, "configs[0].total_tokens_multiplier must be 1");
+    const json_t *lengths = json_object_get(config, "capture_token_lengths");
+    bool same = json_array_size(lengths) == (size_t)plan->num_buckets;
+    for (int64_t i = 0; same && i < plan->num_buckets; i++) {
+        const json_t *length = json_array_get(lengths, (size_t)i);
+        same = json_is_integer(length) && json_integer_value(length) == plan->buckets[i].num_tokens;
+    }
+    if (!same)
+        return fail_at(path, "configs[0].capture_token_lengths must be the tokens of buckets");
+    return read_compile(path, config, plan);
+}
+
 static int read_levels(const char *path, const json_t *traffic, cli_graph_plan *plan)
 {
     const json_t *list = json_object_get(traffic, "levels");
@@ -219,7 +273,7 @@ static int read_document(const char *path, const json_t *root, cli_graph_plan *p
         return fail_at(path, "%lld steps of the traffic have more tokens than the largest bucket",
                        (long long)missed);
     plan->waste = mstar_traffic_waste(plan->buckets, plan->num_buckets);
-    return CLI_OK;
+    return read_config(path, root, plan);
 }
 
 int cli_graph_plan_read(const char *path, cli_graph_plan *plan)

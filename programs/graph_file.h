@@ -3,7 +3,9 @@
  * `graphs show` and `embed --graphs FILE` read.
  *
  *   mstar_graphs    1, the version of the document
- *   configs         one packed config a walk, with the fields of mstar_packed_graph_config_desc
+ *   configs         one packed config, of the walk "embed", with the fields of
+ *                   mstar_packed_graph_config_desc; its compile and compile_mode may be changed by
+ *                   hand, its capture_token_lengths are those of the buckets
  *   expected_waste  padding / (padding + real) tokens of the traffic below
  *   buckets         bs, tokens, and what each serves of the traffic
  *   powers_of_two, quarter_steps    how many buckets those would be, and their waste
@@ -27,6 +29,8 @@ typedef struct cli_graph_rule {
 typedef struct cli_graph_plan {
     mstar_traffic_bucket *buckets; /* ascending */
     int64_t num_buckets;
+    bool no_compile;       /* of the config */
+    char compile_mode[64]; /* "": none */
     double waste;
     cli_graph_rule powers, quarters;
     mstar_traffic_step *levels; /* the traffic: ascending, one a token count */

@@ -18,7 +18,7 @@ static double waste(int64_t padding, int64_t tokens)
     return padding > 0 ? (double)padding / (double)(padding + tokens) : 0;
 }
 
-/* One bucket over all workers: they have the same ones, but the first has larger ones too. */
+/* One bucket over all workers: each has those up to the tokens of its own batches. */
 typedef struct bucket_sum {
     mstar_runner_bucket_info info;
     bool there;
@@ -46,6 +46,7 @@ static bucket_sum sum_bucket(const cli_session *session, int64_t tokens)
                 memcpy(all->reason, one.reason, sizeof all->reason);
             }
             all->graph_bytes += one.graph_bytes;
+            all->resource_bytes += one.resource_bytes;
             all->capture_ns += one.capture_ns;
             all->tuning_ns += one.tuning_ns;
             all->dropped_choices += one.dropped_choices;
@@ -59,28 +60,45 @@ static bucket_sum sum_bucket(const cli_session *session, int64_t tokens)
 
 static json_t *bucket_json(const mstar_runner_bucket_info *info)
 {
-    return json_pack("{s:I, s:I, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+    return json_pack("{s:I, s:I, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+                     "s:I}",
                      "bs", (json_int_t)info->size.bs, "tokens", (json_int_t)info->size.num_tokens,
                      "state", mstar_bucket_state_name(info->state), "reason", info->reason,
                      "compile_mode", info->compile_mode, "nodes", (json_int_t)info->nodes,
                      "specialised", (json_int_t)info->specialised, "tuned", (json_int_t)info->tuned,
                      "dropped_choices", (json_int_t)info->dropped_choices, "tuning_ns",
                      (json_int_t)info->tuning_ns, "bytes", (json_int_t)info->graph_bytes,
-                     "capture_ns", (json_int_t)info->capture_ns, "replays",
-                     (json_int_t)info->replays, "replayed_tokens", (json_int_t)info->tokens,
-                     "padding_tokens", (json_int_t)info->padding_tokens);
+                     "wrapper_bytes", (json_int_t)info->resource_bytes, "capture_ns",
+                     (json_int_t)info->capture_ns, "replays", (json_int_t)info->replays,
+                     "replayed_tokens", (json_int_t)info->tokens, "padding_tokens",
+                     (json_int_t)info->padding_tokens);
+}
+
+/* The tokens of the smallest bucket of any worker with more of them; -1: none. */
+static int64_t next_bucket(const cli_session *session, int64_t tokens)
+{
+    int64_t next = -1;
+    for (int32_t worker = 0; worker < session->model.num_workers; worker++) {
+        for (int64_t i = 0;; i++) {
+            mstar_runner_bucket_info one = {.struct_size = sizeof one};
+            if (mstar_encoder_query_graph_bucket(session->encoder, worker, i, &one) != MSTAR_OK)
+                break;
+            if (one.size.num_tokens > tokens && (next < 0 || one.size.num_tokens < next))
+                next = one.size.num_tokens;
+        }
+    }
+    return next;
 }
 
 static json_t *buckets_json(const cli_session *session)
 {
     json_t *list = json_array();
-    for (int64_t i = 0;; i++) { /* the first worker's, largest first */
-        mstar_runner_bucket_info one = {.struct_size = sizeof one};
-        if (mstar_encoder_query_graph_bucket(session->encoder, 0, i, &one) != MSTAR_OK)
-            return list;
-        bucket_sum sum = sum_bucket(session, one.size.num_tokens);
-        (void)json_array_insert_new(list, 0, bucket_json(&sum.info));
+    for (int64_t tokens = next_bucket(session, -1); tokens >= 0;
+         tokens = next_bucket(session, tokens)) {
+        bucket_sum sum = sum_bucket(session, tokens);
+        (void)json_array_append_new(list, bucket_json(&sum.info));
     }
+    return list;
 }
 
 /* All buckets of an encoder have one config. */
@@ -126,7 +144,9 @@ int cli_graph_stats_print(const cli_session *session, bool as_json)
     cli_report_integer(&report, "bytes", "scratch", (int64_t)info.scratch_bytes);
     cli_report_integer(&report, "bytes", "static_inputs", (int64_t)info.static_input_bytes);
     cli_report_integer(&report, "bytes", "eager", (int64_t)info.eager_bytes);
-    cli_report_integer(&report, "bytes", "total", (int64_t)info.total_bytes);
+    cli_report_integer(&report, "bytes", "wrappers", (int64_t)info.resource_bytes);
+    cli_report_integer(&report, "bytes", "total",
+                       (int64_t)(info.total_bytes + info.resource_bytes));
     if (as_json) /* a table of its own kind: for scripts */
         cli_report_value(&report, NULL, "buckets", buckets_json(session));
     return cli_report_print(&report, as_json);
@@ -154,7 +174,14 @@ int cli_graph_stats_note(const cli_session *session)
     }
     cli_note("%lld of %lld buckets captured in %.1f ms, %lld bytes", (long long)info.num_captured,
              (long long)info.num_buckets, (double)info.capture_ns * 1e-6,
-             (long long)(info.graph_bytes + info.host_bytes));
+             (long long)(info.total_bytes + info.resource_bytes));
+    for (int64_t tokens = next_bucket(session, -1); tokens >= 0;
+         tokens = next_bucket(session, tokens)) {
+        bucket_sum sum = sum_bucket(session, tokens);
+        if (sum.info.state != MSTAR_BUCKET_CAPTURED)
+            cli_note("the bucket of %lld tokens is %s: %s", (long long)tokens,
+                     mstar_bucket_state_name(sum.info.state), sum.info.reason);
+    }
     cli_note("compile mode \"%s\": %lld of %lld launches cut otherwise than by rule, %.1f ms",
              compile_mode(session), (long long)info.tuned, (long long)info.specialised,
              (double)info.tuning_ns * 1e-6);

@@ -67,22 +67,26 @@ int cli_fail_load(mstar_status status)
     return cli_fail(code, "%s", text);
 }
 
-/* The token counts of a plan's buckets, to be freed. */
-static int read_buckets(const char *path, int64_t **tokens, int64_t *count)
+/* Buckets and compile mode of a plan's file. plan, whose texts desc borrows, and *tokens are the
+ * caller's to give back. */
+static int read_plan(const char *path, cli_graph_plan *plan, int64_t **tokens,
+                     mstar_encoder_desc *desc)
 {
-    cli_graph_plan plan;
-    int code = cli_graph_plan_read(path, &plan);
+    int code = cli_graph_plan_read(path, plan);
     if (code != CLI_OK)
         return code;
-    *tokens = malloc((size_t)plan.num_buckets * sizeof **tokens);
+    *tokens = malloc((size_t)plan->num_buckets * sizeof **tokens);
     if (*tokens == NULL)
-        code = cli_fail_memory("buckets", (size_t)plan.num_buckets * sizeof **tokens);
-    for (int64_t i = 0; code == CLI_OK && i < plan.num_buckets; i++) {
-        if (plan.buckets[i].num_tokens > 0) /* a bucket of no tokens serves no batch of ours */
-            (*tokens)[(*count)++] = plan.buckets[i].num_tokens;
+        return cli_fail_memory("buckets", (size_t)plan->num_buckets * sizeof **tokens);
+    for (int64_t i = 0; i < plan->num_buckets; i++) {
+        if (plan->buckets[i].num_tokens > 0) /* a bucket of no tokens serves no batch of ours */
+            (*tokens)[desc->num_graph_tokens++] = plan->buckets[i].num_tokens;
     }
-    cli_graph_plan_release(&plan);
-    return code;
+    desc->graph_tokens = *tokens;
+    desc->graph_compile = !plan->no_compile;
+    if (plan->compile_mode[0] != '\0')
+        desc->graph_compile_mode = plan->compile_mode;
+    return CLI_OK;
 }
 
 static int load(cli_session *session, const cli_options *options, const mstar_encoder_desc *desc)
@@ -99,6 +103,7 @@ static int load(cli_session *session, const cli_options *options, const mstar_en
 int cli_session_load(cli_session *session, const cli_options *options, const char *prompt_name)
 {
     int64_t *tokens = NULL;
+    cli_graph_plan plan = {.buckets = NULL};
     mstar_encoder_desc desc;
     mstar_encoder_desc_init(&desc);
     desc.dtype = (mstar_dtype)options->dtype;
@@ -112,11 +117,11 @@ int cli_session_load(cli_session *session, const cli_options *options, const cha
     desc.graphs = options->graphs != NULL && strcmp(options->graphs, "off") != 0;
     int code = CLI_OK;
     if (desc.graphs && strcmp(options->graphs, "on") != 0)
-        code = read_buckets(options->graphs, &tokens, &desc.num_graph_tokens);
-    desc.graph_tokens = tokens;
+        code = read_plan(options->graphs, &plan, &tokens, &desc);
     if (code == CLI_OK)
         code = load(session, options, &desc);
     free(tokens);
+    cli_graph_plan_release(&plan);
     return code;
 }
 

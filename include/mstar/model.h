@@ -107,6 +107,9 @@ typedef struct mstar_encoder_desc {
     const int64_t *graph_tokens; /* with graphs: tokens of the buckets, each >= 1; none: four an
                                     octave up to max_batch_tokens, which is always one */
     int64_t num_graph_tokens;
+    const char *graph_compile_mode; /* with graphs: as in mstar_packed_graph_config_desc; NULL */
+    int32_t graph_compile;          /* the same; default 1 */
+    int32_t reserved;
 } mstar_encoder_desc;
 MSTAR_API void mstar_encoder_desc_init(mstar_encoder_desc *desc);
 
@@ -179,8 +182,8 @@ MSTAR_API mstar_status mstar_encoder_query_times(const mstar_encoder *encoder,
 
 /*
  * What became of the batches of an encoder that was loaded with desc.graphs, all workers together;
- * and of one bucket of one worker (MSTAR_NOT_FOUND past the last). MSTAR_OUT_OF_ORDER without
- * graphs.
+ * and of one bucket of one worker (MSTAR_NOT_FOUND past the last). resource_bytes are those of the
+ * buckets' attention wrappers. MSTAR_OUT_OF_ORDER without graphs.
  */
 MSTAR_API mstar_status mstar_encoder_query_graphs(const mstar_encoder *encoder,
                                                   mstar_graph_runner_info *info);

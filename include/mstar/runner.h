@@ -133,8 +133,8 @@ MSTAR_API mstar_status mstar_graph_runner_prepare(mstar_graph_runner *runner);
 /*
  * Captures every bucket that prepare kept, largest first. A capture that fails drops its bucket,
  * all slots of it, and the others go on: the runner logs which and why, and serves their steps
- * eager. MSTAR_OK then, unless MSTAR_REQUIRE_ACCELERATOR_GRAPHS is 1: then the status of the first
- * failure, naming the buckets.
+ * eager. MSTAR_OK then, unless MSTAR_REQUIRE_ACCELERATOR_GRAPHS is 1, or any text but 0: then the
+ * status of the first failure, naming the buckets.
  */
 MSTAR_API mstar_status mstar_graph_runner_capture(mstar_graph_runner *runner);
 

@@ -156,6 +156,8 @@ typedef enum mst_env {
 } mst_env;
 /* The text, or NULL when unset or empty. */
 const char *mst_env_get(mst_env name);
+/* A flag: "0" is off, any other text on. */
+bool mst_env_flag(mst_env name, bool unset);
 const char *mst_env_name(mst_env name);
 
 /* ---- parallel.c: the pool -------------------------------------------------------------------- */

@@ -1,5 +1,6 @@
 /* env.c - every environment variable that the library reads. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/base.h"
 
@@ -25,4 +26,10 @@ const char *mst_env_get(mst_env name)
 {
     const char *text = getenv(env_names[name]);
     return text != NULL && text[0] != '\0' ? text : NULL;
+}
+
+bool mst_env_flag(mst_env name, bool unset)
+{
+    const char *text = mst_env_get(name);
+    return text == NULL ? unset : strcmp(text, "0") != 0;
 }

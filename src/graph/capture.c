@@ -3,7 +3,6 @@
  * that fails drops its bucket and leaves the rest as it was.
  */
 #include <stdio.h>
-#include <string.h>
 
 #include "graph/runner.h"
 #include "step/step.h"
@@ -231,15 +230,15 @@ static mstar_status report(const mstar_graph_runner *runner, mstar_status first_
     const mst_runner_bucket *bucket = &runner->buckets[missing];
     mst_log(MST_LOG_ERROR, "%s: captured %lld of %lld buckets; the others run eager", runner->node,
             (long long)captured, (long long)runner->num_buckets);
-    const char *required = mst_env_get(MST_ENV_REQUIRE_GRAPHS);
-    if (required == NULL || strcmp(required, "1") != 0)
+    if (!mst_env_flag(MST_ENV_REQUIRE_GRAPHS, false))
         return MSTAR_OK;
-    return mst_fail(first_failure != MSTAR_OK ? first_failure : MSTAR_OUT_OF_MEMORY,
-                    "%s: captured %lld of %lld buckets and %s is 1; the first that is missing, of "
-                    "%lld requests and %lld tokens: %s",
-                    runner->node, (long long)captured, (long long)runner->num_buckets,
-                    mst_env_name(MST_ENV_REQUIRE_GRAPHS), (long long)bucket->size.bs,
-                    (long long)bucket->size.num_tokens, bucket->reason);
+    return mst_fail(
+        first_failure != MSTAR_OK ? first_failure : MSTAR_OUT_OF_MEMORY,
+        "%s: captured %lld of %lld buckets and %s is set; the first that is missing, of "
+        "%lld requests and %lld tokens: %s",
+        runner->node, (long long)captured, (long long)runner->num_buckets,
+        mst_env_name(MST_ENV_REQUIRE_GRAPHS), (long long)bucket->size.bs,
+        (long long)bucket->size.num_tokens, bucket->reason);
 }
 
 mstar_status mstar_graph_runner_capture(mstar_graph_runner *runner)

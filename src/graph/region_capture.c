@@ -3,7 +3,6 @@
  * slot, then one capture after another, with results copied out as the last of the recorded work.
  */
 #include <stdio.h>
-#include <string.h>
 
 #include "graph/region.h"
 #include "step/step.h"
@@ -373,12 +372,11 @@ mstar_status mstar_region_runner_capture(mstar_region_runner *runner)
     }
     runner->info.capture_ns = mst_runner_now() - start - runner->info.tuning_ns;
     runner->phase = MST_RUNNER_READY;
-    const char *required = mst_env_get(MST_ENV_REQUIRE_GRAPHS);
-    if (runner->info.num_captured == runner->shapes.count || required == NULL ||
-        strcmp(required, "1") != 0)
+    if (runner->info.num_captured == runner->shapes.count ||
+        !mst_env_flag(MST_ENV_REQUIRE_GRAPHS, false))
         return MSTAR_OK;
     return mst_fail(runner->first_failure,
-                    "region %s: captured %lld of %lld shapes and %s is 1: %s", runner->key_info,
+                    "region %s: captured %lld of %lld shapes and %s is set: %s", runner->key_info,
                     (long long)runner->info.num_captured, (long long)runner->shapes.count,
                     mst_env_name(MST_ENV_REQUIRE_GRAPHS), runner->info.first_failure);
 }

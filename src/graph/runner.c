@@ -3,7 +3,6 @@
  */
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "graph/runner.h"
 #include "step/step.h"
@@ -145,13 +144,6 @@ static mstar_status make_slots(mstar_graph_runner *runner)
     return MSTAR_OK;
 }
 
-/* A flag of the environment: "1" or "0", otherwise unset. */
-static bool env_flag(mst_env name, bool unset)
-{
-    const char *text = mst_env_get(name);
-    return text == NULL ? unset : strcmp(text, "0") != 0;
-}
-
 /* MSTAR_NUM_SLOTS: 2 unless it says so; 1 would have a step planned into the one that runs. */
 static mstar_status wished_slots(int32_t *slots)
 {
@@ -181,7 +173,7 @@ static mstar_status choose_slots(const mstar_graph_runner_desc *desc, int32_t *s
     MST_TRY(wished_slots(&wished));
     *slots = mstar_graph_num_slots(mstar_resources_double_buffers(desc->resources, NULL),
                                    mstar_resources_can_pre_plan(desc->resources, NULL),
-                                   env_flag(MST_ENV_PRE_PLAN, true), wished);
+                                   mst_env_flag(MST_ENV_PRE_PLAN, true), wished);
     return MSTAR_OK;
 }
 
@@ -189,7 +181,7 @@ static mstar_status fill(const mstar_graph_runner_desc *desc, mstar_graph_runner
 {
     runner->user = desc->user;
     runner->resources = desc->resources;
-    runner->sync = env_flag(MST_ENV_STEP_SYNC, false);
+    runner->sync = mst_env_flag(MST_ENV_STEP_SYNC, false);
     MST_TRY(choose_slots(desc, &runner->num_slots));
     runner->num_warmups = desc->num_warmups;
     runner->free_bytes = desc->free_bytes;

@@ -30,6 +30,7 @@ void mstar_encoder_desc_init(mstar_encoder_desc *desc)
     desc->truncate = MSTAR_TRUNCATE_END;
     desc->max_batch_tokens = -1;
     desc->prompt_name = NULL;
+    desc->graph_compile = 1;
 }
 
 static mstar_status check_desc(const mstar_device *device, const mstar_encoder_desc *desc)
@@ -49,6 +50,7 @@ static mstar_status check_desc(const mstar_device *device, const mstar_encoder_d
     if (desc->graphs && desc->timing)
         return mst_fail(MSTAR_INVALID_ARGUMENT,
                         "desc.graphs is 1 and desc.timing too; a replay has no stages to time");
+    MST_TRY(mst_check_range("desc.graph_compile", desc->graph_compile, 0, 1));
     MST_TRY(mst_check_range("desc.num_graph_tokens", desc->num_graph_tokens, 0, 4096));
     if (desc->num_graph_tokens > 0)
         MST_TRY(mst_check_not_null("desc.graph_tokens", desc->graph_tokens));
@@ -170,10 +172,8 @@ static mstar_status take_workspaces(mstar_encoder *encoder, mstar_dtype dtype, s
 
 static mstar_status open_graph_configs(const mstar_encoder_desc *desc, mstar_encoder *encoder)
 {
-    MST_TRY(mst_graph_config_open(encoder->max_batch_tokens, desc->graph_tokens,
-                                  desc->num_graph_tokens, &encoder->graph_configs[0]));
-    return mst_graph_config_open(encoder->worker_batch_tokens, desc->graph_tokens,
-                                 desc->num_graph_tokens, &encoder->graph_configs[1]);
+    MST_TRY(mst_graph_config_open(encoder->max_batch_tokens, desc, &encoder->graph_configs[0]));
+    return mst_graph_config_open(encoder->worker_batch_tokens, desc, &encoder->graph_configs[1]);
 }
 
 static mstar_status open_workers(const mstar_encoder_desc *desc, mstar_encoder *encoder)

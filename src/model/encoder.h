@@ -313,7 +313,7 @@ mstar_status mst_bert_run(const mst_bert_config *config, const mst_weights *weig
 int64_t mst_graph_buckets(int64_t max_tokens, const int64_t *given, int64_t num_given,
                           int64_t *tokens, int64_t capacity);
 /* Their config. */
-mstar_status mst_graph_config_open(int64_t max_tokens, const int64_t *given, int64_t num_given,
+mstar_status mst_graph_config_open(int64_t max_tokens, const mstar_encoder_desc *desc,
                                    mstar_graph_config **config);
 /* Captures the worker's buckets; buckets is kept. workers: of the encoder, opened in their order.
  */

@@ -65,9 +65,11 @@ static mstar_status no_input(void *user, int64_t num_tokens, mstar_node_input *i
     return MSTAR_OK;
 }
 
-mstar_status mst_graph_config_open(int64_t max_tokens, const int64_t *given, int64_t num_given,
+mstar_status mst_graph_config_open(int64_t max_tokens, const mstar_encoder_desc *asked,
                                    mstar_graph_config **config)
 {
+    const int64_t *given = asked->graph_tokens;
+    int64_t num_given = asked->num_graph_tokens;
     int64_t count = mst_graph_buckets(max_tokens, given, num_given, NULL, 0);
     int64_t bs = mst_max_i64(1, max_tokens / TOKENS_A_TEXT);
     void *tokens;
@@ -81,6 +83,8 @@ mstar_status mst_graph_config_open(int64_t max_tokens, const int64_t *given, int
     desc.capture_token_lengths = tokens;
     desc.num_capture_token_lengths = count;
     desc.make_node_input = no_input;
+    desc.compile = asked->graph_compile;
+    desc.compile_mode = asked->graph_compile_mode;
     mstar_status status = mstar_packed_graph_config_create(&desc, config);
     mst_free(tokens);
     return status;
@@ -248,17 +252,28 @@ mstar_status mst_worker_graphs_forward(mst_worker_graphs *graphs, mstar_stream *
     return mstar_graph_runner_step(graphs->runner, &step, &result);
 }
 
+/* Of the wrapper of one bucket, or of all for num_tokens -1. */
+static mstar_status wrapper_bytes(const mst_worker_graphs *graphs, int64_t num_tokens,
+                                  size_t *bytes)
+{
+    *bytes = 0;
+    for (int64_t i = 0; i < graphs->num_tokens; i++) {
+        mstar_ragged_prefill_info info = {.struct_size = sizeof info};
+        if (num_tokens >= 0 && graphs->tokens[i] != num_tokens)
+            continue;
+        MST_TRY(mstar_ragged_prefill_query(graphs->wrappers[i], &info));
+        *bytes += info.plan_bytes;
+    }
+    return MSTAR_OK;
+}
+
 mstar_status mst_worker_graphs_bytes(const mst_worker_graphs *graphs, size_t *bytes)
 {
     mstar_graph_runner_info runner = {.struct_size = sizeof runner};
     MST_TRY(mstar_graph_runner_query(graphs->runner, &runner));
-    *bytes = sizeof *graphs + runner.graph_bytes + runner.host_bytes;
+    MST_TRY(wrapper_bytes(graphs, -1, bytes));
+    *bytes += sizeof *graphs + runner.graph_bytes + runner.host_bytes;
     *bytes += (size_t)graphs->max_requests * (sizeof *graphs->inputs + sizeof *graphs->requests);
-    for (int64_t i = 0; i < graphs->num_tokens; i++) {
-        mstar_ragged_prefill_info info = {.struct_size = sizeof info};
-        MST_TRY(mstar_ragged_prefill_query(graphs->wrappers[i], &info));
-        *bytes += info.plan_bytes;
-    }
     return MSTAR_OK;
 }
 
@@ -303,6 +318,7 @@ mstar_status mstar_encoder_query_graphs(const mstar_encoder *encoder, mstar_grap
         if (encoder->workers[i].graphs == NULL)
             return mst_fail(MSTAR_OUT_OF_ORDER, "the encoder was loaded without desc.graphs");
         MST_TRY(mstar_graph_runner_query(encoder->workers[i].graphs->runner, &one));
+        MST_TRY(wrapper_bytes(encoder->workers[i].graphs, -1, &one.resource_bytes));
         add_info(&one, &sum);
     }
     return mst_info_write("info", &sum, sizeof sum, info);
@@ -315,5 +331,9 @@ mstar_status mstar_encoder_query_graph_bucket(const mstar_encoder *encoder, int3
     MST_TRY(mst_check_range("worker", worker, 0, mst_encoder_forwarders(encoder) - 1));
     if (encoder->workers[worker].graphs == NULL)
         return mst_fail(MSTAR_OUT_OF_ORDER, "the encoder was loaded without desc.graphs");
-    return mstar_graph_runner_query_bucket(encoder->workers[worker].graphs->runner, index, info);
+    const mst_worker_graphs *graphs = encoder->workers[worker].graphs;
+    mstar_runner_bucket_info full = {.struct_size = sizeof full};
+    MST_TRY(mstar_graph_runner_query_bucket(graphs->runner, index, &full));
+    MST_TRY(wrapper_bytes(graphs, full.size.num_tokens, &full.resource_bytes));
+    return mst_info_write("info", &full, sizeof full, info);
 }

@@ -213,8 +213,22 @@ class Embed(ProgramTest):
                          stdin=self.TEXTS)
         self.assertIn("graphs are off", err)
 
+    def plan_file(self, name="plan.json", **config):
+        """Buckets that workers of different batch sizes do not share."""
+        out, _ = self.ok("graphs", "plan", "--lengths", "-", "--json", stdin=lines([7, 300, 1100]))
+        document = json.loads(out)
+        document["configs"][0].update(config)
+        return self.write(name, json.dumps(document))
+
     def test_every_step_is_accounted_for(self):
-        out, _ = self.ok("graphs", "stats", "--model", self.model, "--json", stdin=self.TEXTS)
+        for threads in (1, 2):
+            for graphs in ("on", self.plan_file()):
+                with self.subTest(threads=threads, graphs=graphs):
+                    self.account(["--graphs", graphs], environment(MSTAR_NUM_THREADS=str(threads)))
+
+    def account(self, more, env):
+        out, _ = self.ok("graphs", "stats", "--model", self.model, "--json", *more,
+                         stdin=self.TEXTS, env=env)
         stats = json.loads(out)
         self.assertEqual(stats["steps"], stats["replays"] + stats["eager_steps"])
         self.assertEqual(stats["eager_steps"], sum(stats["misses"].values()))
@@ -227,6 +241,9 @@ class Embed(ProgramTest):
             self.assertEqual(b["replayed_tokens"] + b["padding_tokens"],
                              b["replays"] * b["tokens"])
         self.assertEqual(sum(b["bytes"] for b in buckets), stats["bytes"]["graphs"])
+        self.assertEqual(sum(b["wrapper_bytes"] for b in buckets), stats["bytes"]["wrappers"])
+        self.assertEqual(sum(b["capture_ns"] for b in buckets), stats["captures"]["capture_ns"])
+        self.assertGreater(stats["bytes"]["wrappers"], 0)
         sizes = dict(stats["bytes"])
         self.assertEqual(sizes.pop("total"), sum(sizes.values()))
         ids, _ = self.ok("tokenize", "--model", self.model, "--format", "ids", "--max-tokens", 32,
@@ -261,6 +278,14 @@ class Embed(ProgramTest):
             self.assertEqual(graphs, {"compile_mode": mode, "compile_mode_source": name})
         self.assertEqual(json.loads(self.ok("info", "--json")[0])["graphs"],
                          {"compile_mode": "default", "compile_mode_source": "default"})
+        for config, mode in (({"compile": False}, "none"), ({"compile_mode": tuned}, tuned),
+                             ({"compile_mode": "default"}, "default"), ({}, "default")):
+            path = self.plan_file(**config)
+            shown = json.loads(self.ok("graphs", "show", "--json", path)[0])["configs"][0]
+            self.assertEqual(shown, {**shown, **config})
+            vectors, err = self.ok(*ask, "--stats", "--graphs", path, stdin=self.TEXTS)
+            self.assertEqual(vectors, off)
+            self.assertIn(f'compile mode "{mode}"', err)
         bad = environment(**{name: "max-autotune"})
         self.fails(BAD_CONFIG, "info", env=bad, words=[name, "max-autotune", "default"])
         self.fails(BAD_CONFIG, *ask, env=bad, words=[name, "max-autotune", "default"])
@@ -270,6 +295,18 @@ class Embed(ProgramTest):
                    words=["none"])
         self.fails(BAD_CONFIG, "embed", "--model", self.model, "--graphs",
                    self.write("bad.json", "{}"), words=["bad.json", "mstar_graphs"])
+        odd = {"type": "basic_batched", "capture_graph_walk": "decode",
+               "total_tokens_multiplier": 2, "capture_token_lengths": [7, 300],
+               "compile": 1, "compile_mode": "reduce-overhead"}
+        for key, value in odd.items():
+            self.fails(BAD_CONFIG, "embed", "--model", self.model, "--graphs",
+                       self.plan_file("odd.json", **{key: value}), words=["odd.json", key])
+        self.fails(BAD_CONFIG, "embed", "--model", self.model, "--graphs",
+                   self.plan_file("odd.json", compile_mode=3), words=["compile_mode", "string"])
+        document = json.loads(pathlib.Path(self.plan_file()).read_text())
+        for configs in ([], document["configs"] * 2, {}, [3]):
+            path = self.write("odd.json", json.dumps({**document, "configs": configs}))
+            self.fails(BAD_CONFIG, "graphs", "show", path, words=["odd.json", "one config"])
         self.fails(USAGE, "graphs", "stats", words=["--model"])
         self.fails(USAGE, "graphs", "stats", "--model", self.model, "--graphs", "off",
                    words=["--graphs is off"])

@@ -71,7 +71,9 @@ class EncoderDesc(ctypes.Structure):
                 ("max_tokens", ctypes.c_int64), ("truncate", ctypes.c_int),
                 ("max_batch_tokens", ctypes.c_int32), ("prompt_name", ctypes.c_char_p),
                 ("timing", ctypes.c_int32), ("graphs", ctypes.c_int32),
-                ("graph_tokens", ctypes.c_void_p), ("num_graph_tokens", ctypes.c_int64)]
+                ("graph_tokens", ctypes.c_void_p), ("num_graph_tokens", ctypes.c_int64),
+                ("graph_compile_mode", ctypes.c_char_p), ("graph_compile", ctypes.c_int32),
+                ("reserved", ctypes.c_int32)]
 
 
 class EncoderInfo(ctypes.Structure):

@@ -95,6 +95,10 @@ static void test_required(void **state)
     bench_close(&b);
     CHECK_OK(bench_capture_with(&b, (node_fault){0}, 1, false));
     bench_close(&b);
+    setenv("MSTAR_REQUIRE_ACCELERATOR_GRAPHS", "true", 1);
+    CHECK_FAILED(bench_capture_with(&b, (node_fault){.forward = 1}, 1, false), MSTAR_DEVICE_FAILED,
+                 "MSTAR_REQUIRE_ACCELERATOR_GRAPHS");
+    bench_close(&b);
     setenv("MSTAR_REQUIRE_ACCELERATOR_GRAPHS", "0", 1);
     CHECK_OK(bench_capture_with(&b, (node_fault){.forward = 1}, 1, false));
     bench_close(&b);

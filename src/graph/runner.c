@@ -251,6 +251,8 @@ void mstar_graph_runner_destroy(mstar_graph_runner *runner)
     if (runner == NULL)
         return;
     (void)mst_order_wait(runner);
+    for (int32_t slot = 0; slot < runner->num_slots; slot++)
+        mstar_resources_drop_pre_plan(runner->resources, slot); /* nobody takes it over */
     for (int64_t i = 0; i < runner->padding_added; i++)
         mstar_resources_remove_request(runner->resources, runner->first_padding - i);
     for (int64_t i = 0; runner->captures != NULL && i < runner->num_buckets * runner->num_slots;

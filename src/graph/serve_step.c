@@ -5,8 +5,11 @@
 
 #include "graph/runner.h"
 
-static mstar_status check_step(const mstar_runner_step *step)
+static mstar_status check_step(const mstar_graph_runner *runner, const mstar_runner_step *step)
 {
+    if (step->stream != NULL && step->stream->device != runner->device)
+        return mst_fail(MSTAR_INVALID_ARGUMENT, "step.stream was made on another device than %s",
+                        runner->node);
     MST_TRY(mst_check_not_null("step.walk", step->walk));
     MST_TRY(mst_check_range("step.eager", step->eager, 0, 1));
     MST_TRY(mst_check_range("step.count", step->count, 0, MSTAR_MAX_BATCH_SIZE));
@@ -276,7 +279,7 @@ mstar_status mstar_graph_runner_step(mstar_graph_runner *runner, const mstar_run
     mstar_runner_step step;
     mstar_runner_step_init(&step);
     MST_TRY(mst_desc_read("step", given, &step, sizeof step));
-    MST_TRY(check_step(&step));
+    MST_TRY(check_step(runner, &step));
     if (step.count > 0)
         MST_TRY(mst_check_not_null("step.inputs", step.inputs));
     if (step.stream == NULL)
@@ -312,7 +315,7 @@ mstar_status mstar_graph_runner_pre_plan(mstar_graph_runner *runner, const mstar
     mstar_runner_step step;
     mstar_runner_step_init(&step);
     MST_TRY(mst_desc_read("step", given, &step, sizeof step));
-    MST_TRY(check_step(&step));
+    MST_TRY(check_step(runner, &step));
     if (runner->num_slots < 2 || runner->hooks.declare == NULL)
         return mst_fail(MSTAR_OUT_OF_ORDER,
                         "%s: a step can be planned ahead by a node with resources and two slots; "

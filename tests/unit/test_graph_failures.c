@@ -79,6 +79,29 @@ static void test_failure_inside_a_capture(void **state)
     }
 }
 
+static void test_stream_of_another_device(void **state)
+{
+    (void)state;
+    static bench b;
+    mstar_device *device;
+    mstar_stream *stream;
+    CHECK_OK(bench_capture_with(&b, (node_fault){0}, 2, true));
+    CHECK_OK(mstar_device_open("cpu", &(mstar_device_desc){.struct_size = 8, .num_threads = 1},
+                               &device));
+    CHECK_OK(mstar_stream_create(device, 1, &stream));
+    mstar_runner_step step;
+    mstar_runner_result result = {.struct_size = sizeof result};
+    mstar_graph_miss miss;
+    mstar_runner_step_init(&step);
+    step.walk = "w";
+    step.stream = stream;
+    CHECK_INVALID(mstar_graph_runner_step(b.runner, &step, &result), "another device than tiny");
+    CHECK_INVALID(mstar_graph_runner_pre_plan(b.runner, &step, &miss), "another device than tiny");
+    mstar_stream_destroy(stream);
+    CHECK_OK(mstar_device_close(device));
+    bench_close(&b);
+}
+
 static void test_required(void **state)
 {
     (void)state;
@@ -319,6 +342,7 @@ int main(void)
         cmocka_unit_test(test_every_call_fails_once),
         cmocka_unit_test(test_failure_inside_a_capture),
         cmocka_unit_test(test_required),
+        cmocka_unit_test(test_stream_of_another_device),
         cmocka_unit_test(test_failed_step),
         cmocka_unit_test(test_agreement),
         cmocka_unit_test(test_memory),

@@ -7,7 +7,6 @@
 
 #include <string.h>
 
-#include "support_ragged.h"
 #include "support_region.h"
 
 /* Two runners over one managed node: the bench's own, and another. */
@@ -197,6 +196,143 @@ static void equal_keys_in_one_runner(void **state)
     }
 }
 
+static mstar_status plan_ahead(mstar_graph_runner *runner, const node_step *step)
+{
+    mstar_graph_miss miss;
+    mstar_runner_step next;
+    mstar_runner_step_init(&next);
+    next.walk = "w";
+    next.requests = step->requests;
+    next.inputs = step->inputs;
+    next.count = step->count;
+    return mstar_graph_runner_pre_plan(runner, &next, &miss);
+}
+
+/* A plan that waits for a step of a runner that is gone is nobody's. */
+static void a_plan_goes_with_its_runner(void **state)
+{
+    (void)state;
+    static pair p;
+    static node_step step, large;
+    static node_result result;
+    open_pair(&p);
+    start_first(&p);
+    make_other(&p, -1);
+    CHECK_OK(mstar_graph_runner_prepare(p.other));
+    CHECK_OK(mstar_graph_runner_capture(p.other));
+    node_step_fill(&step, &p.rng, (int64_t[]){5, 3}, 2);
+    assert_int_equal(node_run(p.b.runner, "w", &step, 0, &result), MSTAR_GRAPH_MISS_NONE);
+    CHECK_FAILED(plan_ahead(p.other, &step), MSTAR_OUT_OF_ORDER, "that the present step has");
+    node_step_fill(&large, &p.rng, (int64_t[]){30, 20}, 2);
+    CHECK_OK(plan_ahead(p.other, &large)); /* another bucket, slot 0 */
+    CHECK_FAILED(plan_ahead(p.b.runner, &step), MSTAR_OUT_OF_ORDER, "pending on slot 0");
+    mstar_graph_runner_destroy(p.other);
+    p.other = NULL;
+    CHECK_OK(plan_ahead(p.b.runner, &step)); /* slot 1 */
+    assert_int_equal(node_run(p.b.runner, "w", &step, 0, &result), MSTAR_GRAPH_MISS_NONE);
+    mstar_ragged_manager_info info = {.struct_size = sizeof info};
+    CHECK_OK(mstar_ragged_manager_query(p.b.node.manager, &info));
+    assert_true(info.promoted == 1 && info.pending == 0);
+    replays(&p);
+    close_pair(&p);
+}
+
+/* ---- lives at random --------------------------------------------------------------------------
+ */
+
+enum { LIVES = 3 };
+
+typedef struct life {
+    mstar_graph_runner *runner;
+    int phase; /* 0 new, 1 prepared, 2 captured */
+} life;
+
+static int fails_once(void *context, uint64_t number, size_t bytes)
+{
+    (void)bytes;
+    return number == *(const uint64_t *)context;
+}
+
+static void begin(pair *p, life *l)
+{
+    mstar_node_hooks hooks = node_hooks(&p->b.node);
+    mstar_graph_runner_desc desc = bench_desc(&p->b, &hooks);
+    desc.free_bytes = check_integer(&p->rng, 0, 2) == 0 ? check_integer(&p->rng, 0, 250000) : -1;
+    desc.num_slots = (int32_t)check_integer(&p->rng, 1, 3);
+    desc.num_warmups = (int32_t)check_integer(&p->rng, 0, 2);
+    CHECK_OK(mstar_graph_runner_create(p->b.device, &desc, &l->runner));
+    l->phase = 0;
+}
+
+/* prepare or capture, with a hook or an allocation that fails at times. */
+static void advance(pair *p, life *l)
+{
+    int *const places[] = {&p->b.node.fault.declare, &p->b.node.fault.preprocess,
+                           &p->b.node.fault.lay_out, &p->b.node.fault.forward};
+    uint64_t number = (uint64_t)check_integer(&p->rng, 1, 150);
+    int64_t how = check_integer(&p->rng, 0, 2);
+    memset(&p->b.node.calls, 0, sizeof p->b.node.calls);
+    if (how == 1)
+        *places[check_integer(&p->rng, 0, 3)] = (int)check_integer(&p->rng, 1, 20);
+    if (how == 2)
+        mstar_set_alloc_fault(fails_once, &number);
+    mstar_status status = l->phase == 0 ? mstar_graph_runner_prepare(l->runner)
+                                        : mstar_graph_runner_capture(l->runner);
+    mstar_set_alloc_fault(NULL, NULL);
+    p->b.node.fault = (node_fault){0};
+    assert_true(status == MSTAR_OK || (how == 2 && status == MSTAR_OUT_OF_MEMORY));
+    if (status == MSTAR_OK || l->phase == 1)
+        l->phase++;
+}
+
+static void end(life *l)
+{
+    mstar_graph_runner_destroy(l->runner);
+    l->runner = NULL;
+}
+
+/* Planned ahead or not, replayed or not: the bits of eager. */
+static void serve(pair *p, const life *l)
+{
+    static node_step step;
+    static node_result served, eager;
+    int64_t lengths[4], count = check_integer(&p->rng, 1, 4);
+    for (int64_t i = 0; i < count; i++)
+        lengths[i] = check_integer(&p->rng, 0, 17);
+    node_step_fill(&step, &p->rng, lengths, count);
+    if (check_integer(&p->rng, 0, 1)) {
+        (void)plan_ahead(l->runner, &step); /* another's may be pending */
+        if (check_integer(&p->rng, 0, 3) == 0)
+            return;
+    }
+    (void)node_run(l->runner, "w", &step, 0, &served);
+    (void)node_run(l->runner, "w", &step, 1, &eager);
+    node_check_equal(&step, &served, &eager);
+}
+
+/* Runners come and go, fail and serve, in any order. */
+static void lives_at_random(void **state)
+{
+    (void)state;
+    static pair p;
+    life lives[LIVES] = {{.runner = NULL}};
+    open_pair(&p);
+    for (int i = 0; i < 3000; i++) {
+        life *l = &lives[check_integer(&p.rng, 0, LIVES - 1)];
+        if (l->runner == NULL)
+            begin(&p, l);
+        else if (l->phase < 2)
+            advance(&p, l);
+        else if (check_integer(&p.rng, 0, 9) == 0)
+            end(l);
+        else
+            serve(&p, l);
+    }
+    for (int i = 0; i < LIVES; i++)
+        end(&lives[i]);
+    close_pair(&p);
+}
+
 /* ---- a resource that holds rows and buffers that move -----------------------------------------
  */
 
@@ -336,101 +472,8 @@ static void a_claim_is_given_back(void **state)
     mstar_resources_destroy(set);
 }
 
-/* ---- managers ---------------------------------------------------------------------------------
- */
-
-/* Claims of a lease are counted: its wrappers go with the last, those of other slots stay. */
-static void claims_are_counted(void **state)
-{
-    (void)state;
-    ragged_fixture f;
-    ragged_open(&f, MSTAR_RAGGED_SELF, NULL);
-    const mstar_lease leases[] = {{.key = {"w", "hd", 4, 16}, .slot = 0},
-                                  {.key = {"w", "hd", 4, 16}, .slot = 1},
-                                  {.key = {"w", NULL, 4, 16}, .slot = 0}};
-    const mstar_claim three = {.struct_size = sizeof three, .leases = leases, .num_leases = 3};
-    const mstar_claim first = {.struct_size = sizeof first, .leases = leases, .num_leases = 1};
-    ragged_declare(&f, (const ragged_part[]){{NULL, 1, 3}, {NULL, 2, 4}}, 2, NULL, 0);
-    CHECK_OK(mstar_resources_claim(f.set, &three));
-    CHECK_OK(mstar_resources_claim(f.set, &first));
-    for (int i = 0; i < 3; i++)
-        CHECK_OK(ragged_plan(&f, &leases[i], 0));
-    CHECK_OK(ragged_plan(&f, &leases[0], 0));
-    mstar_resources_unclaim(f.set, &leases[0]);
-    assert_int_equal(ragged_info(&f).graph_wrappers, 3);
-    CHECK_OK(ragged_run(&f, NULL, 16, 16)); /* the plan holds */
-    mstar_resources_unclaim(f.set, &leases[0]);
-    assert_int_equal(ragged_info(&f).graph_wrappers, 2);
-    CHECK_FAILED(ragged_run(&f, NULL, 16, 16), MSTAR_NOT_FOUND, "planned are none");
-    CHECK_OK(ragged_plan(&f, &leases[1], 0));
-    mstar_resources_unclaim(f.set, &leases[2]); /* not the present plan's */
-    CHECK_OK(ragged_run(&f, NULL, 16, 16));
-    mstar_resources_unclaim(f.set, &leases[1]);
-    assert_int_equal(ragged_info(&f).graph_wrappers, 0);
-    /* claimed anew, a lease counts from one */
-    CHECK_OK(mstar_resources_claim(f.set, &first));
-    CHECK_OK(ragged_plan(&f, &leases[0], 0));
-    mstar_resources_unclaim(f.set, &leases[0]);
-    assert_int_equal(ragged_info(&f).graph_wrappers, 0);
-    ragged_close(&f);
-}
-
-static int fails_from(void *context, uint64_t number, size_t bytes)
-{
-    (void)bytes;
-    return number >= *(const uint64_t *)context;
-}
-
-/* Every allocation of a claim failed once: it claims all of its leases or none. */
-static void claims_that_fail(void **state)
-{
-    (void)state;
-    const mstar_lease leases[] = {{.key = {"w", "hd", 4, 16}}, {.key = {"v", "sd", 4, 16}}};
-    const mstar_claim claim = {.struct_size = sizeof claim, .leases = leases, .num_leases = 2};
-    uint64_t failures = 1;
-    for (mstar_status status = MSTAR_OUT_OF_MEMORY; status != MSTAR_OK; failures++) {
-        ragged_fixture f;
-        ragged_open(&f, MSTAR_RAGGED_SELF, NULL);
-        ragged_declare(&f, (const ragged_part[]){{NULL, 1, 3}}, 1, NULL, 0);
-        mstar_set_alloc_fault(fails_from, &failures);
-        status = mstar_resources_claim(f.set, &claim);
-        mstar_set_alloc_fault(NULL, NULL);
-        for (int i = 0; i < 2; i++) {
-            CHECK_OK(ragged_plan(&f, &leases[i], 0));
-            mstar_resources_unclaim(f.set, &leases[i]);
-        }
-        assert_int_equal(ragged_info(&f).graph_wrappers, 0); /* nothing more is claimed */
-        ragged_close(&f);
-    }
-    assert_true(failures > 6); /* four texts, and two lists */
-}
-
 /* ---- regions ----------------------------------------------------------------------------------
  */
-
-/* Two regions of one name, and so of equal keys, over one node. */
-static void regions_share(void **state)
-{
-    (void)state;
-    static region_bench b;
-    static const int64_t sizes[] = {1}, totals[] = {32, 64};
-    check_rng rng = {72};
-    region_bench_open(&b, sizes, 1, 0, totals, 2);
-    region_bench_start(&b);
-    for (int call = 1; call <= 20; call++) {
-        mstar_region_runner *first = b.runner;
-        b.calls_capture = 0;
-        b.fail_capture = call;
-        region_bench_start(&b);
-        b.fail_capture = 0;
-        assert_int_equal(region_bench_query(&b).num_captured, 1);
-        mstar_region_runner_destroy(b.runner);
-        b.runner = first;
-        (void)region_bench_check(&b, &rng, (int64_t[]){20}, 1, 1);
-        (void)region_bench_check(&b, &rng, (int64_t[]){50}, 1, 1);
-    }
-    region_bench_close(&b);
-}
 
 /* A region whose claim is refused can be prepared again. */
 static void a_region_is_refused_first(void **state)
@@ -469,11 +512,15 @@ static void a_region_is_refused_first(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_room_for_the_second), cmocka_unit_test(the_second_fails),
-        cmocka_unit_test(one_is_destroyed),       cmocka_unit_test(equal_keys_in_one_runner),
-        cmocka_unit_test(rows_are_their_own),     cmocka_unit_test(regions_share),
-        cmocka_unit_test(a_claim_is_given_back),  cmocka_unit_test(claims_are_counted),
-        cmocka_unit_test(claims_that_fail),       cmocka_unit_test(a_region_is_refused_first),
+        cmocka_unit_test(no_room_for_the_second),
+        cmocka_unit_test(the_second_fails),
+        cmocka_unit_test(one_is_destroyed),
+        cmocka_unit_test(equal_keys_in_one_runner),
+        cmocka_unit_test(a_plan_goes_with_its_runner),
+        cmocka_unit_test(lives_at_random),
+        cmocka_unit_test(rows_are_their_own),
+        cmocka_unit_test(a_claim_is_given_back),
+        cmocka_unit_test(a_region_is_refused_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

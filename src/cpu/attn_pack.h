@@ -98,23 +98,29 @@ typedef struct attn_pack {
     int64_t q_at[PACK_LANES]; /* where each row of Q begins */
 } attn_pack;
 
-/* Row r of the tile is query row q_begin + r / heads of head head_first + r % heads; a place walks
- * the rows in order, without a division. */
-typedef struct row_place {
-    int64_t row, head; /* packed query row, query head */
-    int32_t left;      /* heads left of this query row */
-} row_place;
+/* Row r of the tile is query row q_begin + r / heads of head head_first + r % heads; a walk gives
+ * where each begins in a tensor, in order, without a division. */
+typedef struct row_walk {
+    int64_t at;
+    int64_t to_head, to_row; /* to the next head of this query row; to the first of the next one */
+    int32_t heads, left;     /* of a query row; of this one, with the head at hand */
+} row_walk;
 
-static row_place first_place(const attn_tile *t)
+static row_walk first_row(const attn_tile *t, int64_t row_stride, int64_t head_stride)
 {
-    return (row_place){t->q_first + t->item->q_begin, t->head_first, t->heads};
+    int64_t row = t->q_first + t->item->q_begin;
+    return (row_walk){.at = row * row_stride + t->head_first * head_stride,
+                      .to_head = head_stride,
+                      .to_row = row_stride - (t->heads - 1) * head_stride,
+                      .heads = t->heads,
+                      .left = t->heads};
 }
 
-static void next_place(const attn_tile *t, row_place *place)
+static void next_row(row_walk *walk)
 {
-    place->head++;
-    if (--place->left == 0)
-        *place = (row_place){place->row + 1, t->head_first, t->heads};
+    bool last = --walk->left == 0;
+    walk->at += last ? walk->to_row : walk->to_head;
+    walk->left = last ? walk->heads : walk->left;
 }
 
 #endif

@@ -170,20 +170,19 @@ static inline __attribute__((always_inline)) void divide_rows(const attn_tile *t
     const mst_attn_call *call = t->call;
     int64_t dim = call->shape->head_dim;
     int64_t whole = dim / VF_LANES * VF_LANES;
-    row_place place = first_place(t);
-    for (int64_t r = 0; r < t->rows; r++, next_place(t, &place)) {
-        int64_t at = place.row * call->out_row_stride + place.head * call->out_head_stride;
+    row_walk out = first_row(t, call->out_row_stride, call->out_head_stride);
+    for (int64_t r = 0; r < t->rows; r++, next_row(&out)) {
         const float *o = t->scratch->o + (t->lane + r) * t->stride;
         bool seen = t->scratch->sum[t->lane + r] != 0.0f;
         vf scale = vf_set1(t->scratch->keep[t->lane + r]);
         int64_t d = 0;
         for (; d < whole; d += VF_LANES) {
             vf x = seen ? vf_mul(vf_load(o + d), scale) : vf_zero();
-            vf_store_any_n(call->out, dtype, at + d, x, VF_LANES);
+            vf_store_any_n(call->out, dtype, out.at + d, x, VF_LANES);
         }
         if (d < dim) {
             vf x = seen ? vf_mul(vf_load(o + d), scale) : vf_zero();
-            vf_store_any_n(call->out, dtype, at + d, x, (int)(dim - d));
+            vf_store_any_n(call->out, dtype, out.at + d, x, (int)(dim - d));
         }
     }
 }
@@ -191,10 +190,9 @@ static inline __attribute__((always_inline)) void divide_rows(const attn_tile *t
 static void store_lse(const attn_tile *t)
 {
     const mst_attn_call *call = t->call;
-    row_place place = first_place(t);
-    for (int64_t r = 0; r < t->rows; r++, next_place(t, &place))
-        call->lse[place.row * call->lse_row_stride + place.head] =
-            lse_of(t->scratch->max[t->lane + r], t->scratch->sum[t->lane + r]);
+    row_walk lse = first_row(t, call->lse_row_stride, 1);
+    for (int64_t r = 0; r < t->rows; r++, next_row(&lse))
+        call->lse[lse.at] = lse_of(t->scratch->max[t->lane + r], t->scratch->sum[t->lane + r]);
 }
 
 static void store_rows(const attn_tile *t)
@@ -212,6 +210,13 @@ static void store_rows(const attn_tile *t)
     }
     if (t->call->lse != NULL)
         store_lse(t);
+}
+
+/* Key at which the first step begins: most items begin at the first, and a division takes long. */
+static int64_t first_step(const attn_tile *t)
+{
+    int64_t begin = t->item->kv_begin;
+    return begin == 0 ? 0 : begin / t->block * t->block;
 }
 
 /* The step of a tile whose first key is `first`. */
@@ -247,7 +252,7 @@ static void run_pack(attn_pack *pack)
     for (int32_t i = 0; i < pack->count; i++) {
         attn_tile *t = &pack->tile[i];
         find_visible(t);
-        take_step(t, t->item->kv_begin / t->block * t->block);
+        take_step(t, first_step(t));
     }
     run_step(pack, true);
     attn_tile *t = &pack->tile[0];
@@ -264,13 +269,26 @@ static void run_pack(attn_pack *pack)
     pack->rows = 0;
 }
 
+/* Where the rows of Q begin; those of one head are found many at a time. */
+static void place_queries(const attn_tile *t, int64_t *at)
+{
+    int64_t stride = t->call->q_row_stride;
+    row_walk q = first_row(t, stride, t->call->q_head_stride);
+    if (t->heads == 1) {
+        for (int64_t r = 0; r < t->rows; r++)
+            at[r] = q.at + r * stride;
+        return;
+    }
+    for (int64_t r = 0; r < t->rows; r++, next_row(&q))
+        at[r] = q.at;
+}
+
 /* Whether a tile of so many rows runs beside others: it ends inside a vector, and takes one step.
  */
 static bool shares_pack(const attn_tile *t, int64_t rows)
 {
-    const mst_attn_item *item = t->item;
     return rows % VF_LANES != 0 && rows <= TILE_ROWS / 2 &&
-           item->kv_end <= (item->kv_begin / t->block + 1) * t->block;
+           t->item->kv_end <= first_step(t) + t->block;
 }
 
 /*
@@ -293,10 +311,7 @@ static void add_tile(attn_pack *pack, const attn_tile *of, int32_t kv_head, int3
     t->rows = rows;
     t->lane = pack->rows;
     t->lanes = mst_round_up(rows, VF_LANES);
-    row_place place = first_place(t);
-    for (int64_t r = 0; r < t->rows; r++, next_place(t, &place))
-        pack->q_at[t->lane + r] =
-            place.row * t->call->q_row_stride + place.head * t->call->q_head_stride;
+    place_queries(t, pack->q_at + t->lane);
     pack->rows += rows;
     if (alone)
         run_pack(pack);

@@ -113,7 +113,7 @@ int cli_session_load(cli_session *session, const cli_options *options, const cha
     desc.truncate = (mstar_truncate)options->truncate;
     desc.max_batch_tokens = (int32_t)options->batch_tokens;
     desc.prompt_name = prompt_name;
-    desc.timing = options->command == CLI_BENCH && session->machine.kind == MSTAR_DEVICE_CPU;
+    desc.timing = session->timing;
     desc.graphs = options->graphs != NULL && strcmp(options->graphs, "off") != 0;
     int code = CLI_OK;
     if (desc.graphs && strcmp(options->graphs, "on") != 0)

@@ -10,6 +10,7 @@ typedef struct cli_session {
     mstar_encoder *encoder;
     mstar_device_info machine;
     mstar_encoder_info model;
+    bool timing; /* set before a load: the encoder keeps the times of its stages */
 } cli_session;
 
 int cli_session_open_device(cli_session *session, int64_t threads);

@@ -100,10 +100,10 @@ typedef struct mstar_encoder_desc {
                                  GPU, and no less than max_tokens */
     const char *
         prompt_name; /* a prompt of config_sentence_transformers.json; NULL: its default, "" none */
-    int32_t
-        timing; /* 1: keep the times that mstar_encoder_query_times tells, on a CPU; default 0 */
-    int32_t graphs; /* 1: forwards are captured at load, once a bucket, and replayed; the vectors
-                       have the same bits. Not together with timing. Default 0 */
+    int32_t timing;  /* 1: keep the times that mstar_encoder_query_times tells; on a GPU by events
+                        between the launches, which cost some time themselves. Default 0 */
+    int32_t graphs;  /* 1: forwards are captured at load, once a bucket, and replayed; the vectors
+                        have the same bits. Not together with timing. Default 0 */
     const int64_t *graph_tokens; /* with graphs: tokens of the buckets, each >= 1; none: four an
                                     octave up to max_batch_tokens, which is always one */
     int64_t num_graph_tokens;
@@ -174,7 +174,8 @@ MSTAR_API const char *mstar_stage_name(mstar_stage stage);
 typedef struct mstar_encoder_times {
     uint32_t struct_size;
     int32_t num_stages; /* MSTAR_NUM_STAGES of the library */
-    int64_t ns[16];     /* by mstar_stage: since load, summed over the workers that ran at once */
+    int64_t ns[16];     /* by mstar_stage: since load, summed over the workers that ran at once; on
+                           a GPU the device's time, but for texts to ids */
 } mstar_encoder_times;
 /* MSTAR_OUT_OF_ORDER when the encoder was loaded without desc.timing. */
 MSTAR_API mstar_status mstar_encoder_query_times(const mstar_encoder *encoder,

@@ -47,8 +47,8 @@ static int64_t pack(const mstar_encoder *encoder, int64_t first, int64_t end, ms
     return tokens;
 }
 
-static mstar_status run_batch(const embedding_call *call, mst_worker *worker, mstar_stream *stream,
-                              int64_t batch)
+static mstar_status run_stages(const embedding_call *call, mst_worker *worker, mstar_stream *stream,
+                               int64_t batch)
 {
     const mstar_encoder *encoder = call->encoder;
     const mst_folder *folder = &encoder->folder;
@@ -81,6 +81,13 @@ static mstar_status run_batch(const embedding_call *call, mst_worker *worker, ms
     }
     (void)mst_stage_end(worker, MSTAR_STAGE_POOL, time);
     return MSTAR_OK;
+}
+
+static mstar_status run_batch(const embedding_call *call, mst_worker *worker, mstar_stream *stream,
+                              int64_t batch)
+{
+    mst_stages_begin(worker, stream);
+    return mst_stages_end(worker, run_stages(call, worker, stream, batch));
 }
 
 /* ---- all batches ----------------------------------------------------------------------------- */

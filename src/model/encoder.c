@@ -40,9 +40,6 @@ static mstar_status check_desc(const mstar_device *device, const mstar_encoder_d
         (host || desc->dtype != MSTAR_DTYPE_F16))
         return mst_fail(MSTAR_INVALID_ARGUMENT, "desc.dtype is %s (%d); it must be f32 or bf16%s",
                         mstar_dtype_name(desc->dtype), (int)desc->dtype, host ? "" : " or f16");
-    if (!host && desc->timing == 1)
-        return mst_fail(MSTAR_NOT_SUPPORTED,
-                        "desc.timing is 1; stages are timed on a processor only");
     MST_TRY(mst_check_range("desc.pooling", desc->pooling, -1, MST_NUM_POOLINGS - 1));
     MST_TRY(mst_check_range("desc.normalize", desc->normalize, -1, 1));
     MST_TRY(mst_check_range("desc.timing", desc->timing, 0, 1));
@@ -197,6 +194,7 @@ static mstar_status open_workers(const mstar_encoder_desc *desc, mstar_encoder *
         if (i > 0 && !mst_place_is_host(encoder->device)) {
             mst_worker_open_bare(&encoder->workers[i]);
             encoder->num_workers++;
+            encoder->workers[i].timing = desc->timing != 0; /* of texts to ids */
             continue;
         }
         /* a device with memory of its own has no workspaces here */
@@ -205,8 +203,9 @@ static mstar_status open_workers(const mstar_encoder_desc *desc, mstar_encoder *
             workspace += (size_t)i * piece;
         MST_TRY(mst_worker_open(encoder->device, &encoder->folder, dtype, tokens, workspace, whole,
                                 &encoder->workers[i]));
-        encoder->workers[i].timing = desc->timing != 0;
         encoder->num_workers++;
+        if (desc->timing)
+            MST_TRY(mst_stages_open(encoder->device, &encoder->workers[i]));
         if (desc->graphs)
             MST_TRY(mst_worker_graphs_open(encoder->device, &encoder->folder, &encoder->weights,
                                            encoder->graph_configs[i == 0 ? 0 : 1], workspace, whole,

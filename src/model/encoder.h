@@ -200,6 +200,7 @@ bool mst_batch_is_even(const int32_t *lengths, const int64_t *order, const int64
 _Static_assert(MSTAR_NUM_STAGES <= MST_STAGE_SLOTS, "every stage has its place in the times");
 
 typedef struct mst_worker_graphs mst_worker_graphs;
+typedef struct mst_stage_marks mst_stage_marks;
 
 typedef struct mst_worker {
     mstar_stream *stream; /* serial */
@@ -225,6 +226,7 @@ typedef struct mst_worker {
     void *text, *lower; /* with the prompt; lowercased */
     int64_t text_capacity, lower_capacity;
     bool timing;
+    mst_stage_marks *marks; /* between stages of a device with memory of its own */
     int64_t stage_ns[MST_STAGE_SLOTS];
     /* outcome of a call */
     mstar_status status;
@@ -244,8 +246,14 @@ void mst_worker_close(mst_worker *worker);
 /* Arena and plan as they are now. */
 mstar_status mst_worker_bytes(const mst_worker *worker, size_t *bytes);
 
-/* stages.c: now, and adding the time since `start` to a stage; both 0 and nothing without timing.
- */
+/* stages.c: the worker keeps times from here on; closing frees what that takes. */
+mstar_status mst_stages_open(mstar_device *device, mst_worker *worker);
+void mst_stages_close(mst_worker *worker);
+/* Around a batch on this stream. The end waits for the batch's last event, if there is one, and
+ * gives the batch's status or what went wrong with its events. */
+void mst_stages_begin(mst_worker *worker, mstar_stream *stream);
+mstar_status mst_stages_end(mst_worker *worker, mstar_status status);
+/* Now, and adding the time since `start` to a stage; both 0 and nothing without timing. */
 int64_t mst_stage_start(const mst_worker *worker);
 int64_t mst_stage_end(mst_worker *worker, mstar_stage stage, int64_t start);
 

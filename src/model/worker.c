@@ -112,6 +112,7 @@ mstar_status mst_worker_open(mstar_device *device, const mst_folder *folder, mst
 void mst_worker_close(mst_worker *worker)
 {
     mst_worker_graphs_close(worker->graphs);
+    mst_stages_close(worker);
     mstar_ragged_prefill_destroy(worker->attention);
     mstar_stream_destroy(worker->stream);
     mstar_buffer_destroy(worker->device_memory);

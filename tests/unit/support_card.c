@@ -190,7 +190,7 @@ mstar_status card_layer_norm(mstar_stream *stream, const mstar_tensor *x,
     residual = loans_lend(&all, residual);
     weight = loans_lend(&all, weight);
     bias = loans_lend(&all, bias);
-    out = loans_lend(&all, out);
+    out = loans_lend_out(&all, out);
     return loans_return(&all, mstar_layer_norm(stream, x, residual, weight, bias, eps, out));
 }
 
@@ -202,7 +202,7 @@ mstar_status card_rms_norm(mstar_stream *stream, const mstar_tensor *x,
     x = loans_lend(&all, x);
     residual = loans_lend(&all, residual);
     weight = loans_lend(&all, weight);
-    out = loans_lend(&all, out);
+    out = loans_lend_out(&all, out);
     return loans_return(&all, mstar_rms_norm(stream, x, residual, weight, eps, out));
 }
 
@@ -210,7 +210,7 @@ mstar_status card_normalize(mstar_stream *stream, const mstar_tensor *x, const m
 {
     loans all = {.stream = stream};
     x = loans_lend(&all, x);
-    out = loans_lend(&all, out);
+    out = loans_lend_out(&all, out);
     return loans_return(&all, mstar_normalize(stream, x, out));
 }
 
@@ -219,7 +219,7 @@ mstar_status card_activation_run(mstar_stream *stream, mstar_activation activati
 {
     loans all = {.stream = stream};
     x = loans_lend(&all, x);
-    out = loans_lend(&all, out);
+    out = loans_lend_out(&all, out);
     return loans_return(&all, mstar_activation_run(stream, activation, x, out));
 }
 
@@ -228,7 +228,7 @@ mstar_status card_rotary(mstar_stream *stream, const mstar_tensor *x, const int3
 {
     loans all = {.stream = stream};
     x = loans_lend(&all, x);
-    out = loans_lend(&all, out);
+    out = loans_lend_out(&all, out);
     return loans_return(&all,
                         mstar_rotary(stream, x, positions, theta, rotary_dim, interleaved, out));
 }
@@ -240,7 +240,7 @@ mstar_status card_embedding(mstar_stream *stream, const mstar_tensor *const *tab
     const mstar_tensor *lent[MST_MAX_TABLES];
     for (int32_t i = 0; i < num_tables; i++)
         lent[i] = loans_lend(&all, tables[i]);
-    out = loans_lend(&all, out);
+    out = loans_lend_out(&all, out);
     return loans_return(&all, mstar_embedding(stream, lent, ids, num_tables, out));
 }
 
@@ -250,7 +250,7 @@ mstar_status card_pooling_run(mstar_stream *stream, mstar_pooling pooling, const
 {
     loans all = {.stream = stream};
     x = loans_lend(&all, x);
-    out = loans_lend(&all, out);
+    out = loans_lend_out(&all, out);
     return loans_return(&all,
                         mstar_pooling_run(stream, pooling, x, cu_seqlens, num_segments, skip, out));
 }
@@ -262,6 +262,6 @@ mstar_status card_linear_run(const mstar_linear *linear, mstar_stream *stream,
     loans all = {.stream = stream};
     x = loans_lend(&all, x);
     residual = loans_lend(&all, residual);
-    out = loans_lend(&all, out);
+    out = loans_lend_out(&all, out);
     return loans_return(&all, mstar_linear_run(linear, stream, x, residual, out));
 }

@@ -1,18 +1,15 @@
 /* support_encoder.c - see support_encoder.h. */
 #include "support_encoder.h"
 
+#include "support_card.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 mstar_device *encoder_device(int32_t threads)
 {
-    mstar_device_desc desc;
-    mstar_device *device = NULL;
-    mstar_device_desc_init(&desc);
-    desc.num_threads = threads;
-    FOLDER_OK(mstar_device_open("cpu", &desc, &device));
-    return device;
+    return level_open(threads);
 }
 
 mstar_encoder_desc encoder_defaults(void)
@@ -81,7 +78,7 @@ int encoder_set_up(void **state)
 int encoder_tear_down(void **state)
 {
     encoder_fixture *f = *state;
-    FOLDER_OK(mstar_device_close(f->device));
+    level_close(f->device);
     assert_int_equal(folder_live(), f->live);
     folder_remove(f->folder);
     free(f);

@@ -12,6 +12,7 @@
 #define NUM_TEXTS 120
 #define TEXT_BYTES 400
 
+/* Of the level of support_card.h; closed by level_close. */
 mstar_device *encoder_device(int32_t threads);
 mstar_encoder_desc encoder_defaults(void);
 /* desc may be NULL. */

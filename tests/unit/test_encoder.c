@@ -1,4 +1,5 @@
 /* test_encoder.c - the encoder as an object: loading, what is refused, failed allocations. */
+#include "support_card.h"
 #include "support_encoder.h"
 
 #include <math.h>
@@ -91,7 +92,7 @@ static void test_memory_is_linear_in_threads(void **state)
         live[i] = after.live_bytes - before.live_bytes;
         arenas[i] = encoder_query(encoder).arena_bytes;
         mstar_encoder_release(encoder);
-        FOLDER_OK(mstar_device_close(device));
+        level_close(device);
     }
     assert_true(live[1] > live[0]);
     assert_int_equal(live[2] - live[1], live[1] - live[0]);
@@ -302,7 +303,7 @@ static void test_failed_allocations(void **state)
     }
     assert_int_equal(status, MSTAR_OK);
     assert_true(last > 5);
-    FOLDER_OK(mstar_device_close(device));
+    level_close(device);
     assert_int_equal(folder_live(), live);
     free(got);
     free(wanted);

@@ -1,4 +1,5 @@
 /* test_encoder_calls.c - calls by ids and by texts: rows, poison, truncation, prompts, errors. */
+#include "support_card.h"
 #include "support_encoder.h"
 
 #include <math.h>
@@ -106,7 +107,7 @@ static void test_steady_state(void **state)
         }
         assert_int_equal(quiet, 5);
         mstar_encoder_release(encoder);
-        FOLDER_OK(mstar_device_close(device));
+        level_close(device);
     }
 }
 
@@ -331,12 +332,13 @@ static void test_times(void **state)
     mstar_encoder_release(plain);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         ENCODER_TEST(test_ids),   ENCODER_TEST(test_steady_state), ENCODER_TEST(test_bad_ids),
         ENCODER_TEST(test_texts), ENCODER_TEST(test_truncation),   ENCODER_TEST(test_prompts),
         ENCODER_TEST(test_times),
     };
+    level_choose(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

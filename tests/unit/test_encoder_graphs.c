@@ -1,5 +1,6 @@
 /* test_encoder_graphs.c - a text encoder through captured graphs: the bits of eager, every batch
  * accounted for, buckets as given, and nothing lost when memory runs out. */
+#include "support_card.h"
 #include "support_encoder.h"
 
 #include <stdlib.h>
@@ -141,7 +142,7 @@ static void test_accounts(void **state)
     mstar_graph_runner_info info = query(encoder);
     assert_int_equal(info.replayed_tokens + info.eager_tokens, tokens);
     assert_int_equal(info.misses[MSTAR_GRAPH_MISS_NONE], info.replays);
-    for (int32_t worker = 0; worker < 2; worker++) {
+    for (int32_t worker = 0; worker < encoder_query(encoder).num_workers; worker++) {
         static const int64_t sizes[] = {40, 20, 8};
         for (int64_t i = 0; i < 3; i++) {
             mstar_runner_bucket_info bucket = {.struct_size = sizeof bucket};
@@ -241,11 +242,12 @@ static void test_alloc_faults(void **state)
     free(set);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_buckets), ENCODER_TEST(test_bits),
         ENCODER_TEST(test_ids),         ENCODER_TEST(test_accounts),
         ENCODER_TEST(test_refused),     ENCODER_TEST(test_alloc_faults)};
+    level_choose(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support_card.h"
 #include "support_encoder.h"
 #include "support_faults.h"
 
@@ -88,7 +89,7 @@ static void check_batches(const char *folder, const mstar_text *texts, int64_t c
                 }
             mstar_encoder_release(encoder);
         }
-        FOLDER_OK(mstar_device_close(device));
+        level_close(device);
     }
     free(alone);
 }
@@ -184,8 +185,8 @@ static void last_token(void **state)
             mstar_tensor x = mstar_tensor_make((i == 0 ? &whole : &alone)->out.tensor.data,
                                                MSTAR_DTYPE_F32, 2, in_shape);
             mstar_tensor out = mstar_tensor_make(pooled[i], MSTAR_DTYPE_F32, 2, out_shape);
-            CHECK_OK(mstar_pooling_run(stream, MSTAR_POOLING_LAST, &x, problem.q_offsets, 2, NULL,
-                                       &out));
+            CHECK_OK(
+                card_pooling_run(stream, MSTAR_POOLING_LAST, &x, problem.q_offsets, 2, NULL, &out));
         }
         assert_memory_equal(pooled[0], pooled[1], sizeof pooled[0]);
         mstar_stream_destroy(stream);
@@ -219,13 +220,13 @@ static void pool_counting(mstar_pooling mode, const int64_t *lens, int64_t count
         mstar_tensor x = mstar_tensor_make(hidden, MSTAR_DTYPE_F32, 2, in_shape);
         mstar_tensor pooled = mstar_tensor_make(out, MSTAR_DTYPE_F32, 2, out_shape);
         CHECK_OK(mstar_stream_create(device, -1, &stream));
-        CHECK_OK(mstar_pooling_run(stream, mode, &x, offsets, count, NULL, &pooled));
+        CHECK_OK(card_pooling_run(stream, mode, &x, offsets, count, NULL, &pooled));
         for (int64_t i = 0; i < count; i++)
             if (!((double)out[i] >= want[i] && (double)out[i] <= want[i]))
                 fail_msg("%s: segment %d gives %g, want %g", levels[level], (int)i, (double)out[i],
                          want[i]);
         mstar_stream_destroy(stream);
-        CHECK_OK(mstar_device_close(device));
+        level_close(device);
     }
 }
 
@@ -280,7 +281,7 @@ static void zeros_stay_zeros(void **state)
                 check_rows_set(&x, 1, i, 2.0);
             }
             CHECK_OK(mstar_stream_create(device, -1, &stream));
-            CHECK_OK(mstar_normalize(stream, &x.tensor, &x.tensor));
+            CHECK_OK(card_normalize(stream, &x.tensor, &x.tensor));
             for (int64_t i = 0; i < width; i++) {
                 double number = json_number_value(json_array_get(want, (size_t)i));
                 double got = (double)check_rows_get(&x, 0, i);
@@ -291,7 +292,7 @@ static void zeros_stay_zeros(void **state)
             mstar_stream_destroy(stream);
             check_rows_free(&x);
         }
-        CHECK_OK(mstar_device_close(device));
+        level_close(device);
     }
 }
 
@@ -343,7 +344,7 @@ static void too_long_is_refused(void **state)
     for (int64_t i = 0; i < count; i++)
         free((void *)(uintptr_t)texts[i].data);
     mstar_encoder_release(encoder);
-    FOLDER_OK(mstar_device_close(device));
+    level_close(device);
     folder_remove(folder);
 }
 
@@ -373,7 +374,7 @@ static void long_texts_are_served(void **state)
         free((void *)(uintptr_t)texts[i].data);
     }
     mstar_encoder_release(encoder);
-    FOLDER_OK(mstar_device_close(device));
+    level_close(device);
     folder_remove(folder);
 }
 
@@ -416,7 +417,7 @@ static void texts_of_nothing(void **state)
         free(want);
         mstar_encoder_release(encoder);
     }
-    FOLDER_OK(mstar_device_close(device));
+    level_close(device);
     folder_remove(f.tiny);
 }
 
@@ -487,7 +488,7 @@ static void check_order(int64_t count, int64_t longest, int64_t step, int32_t th
     for (int64_t i = 0; i < count; i++)
         free((void *)(uintptr_t)texts[i].data);
     mstar_encoder_release(encoder);
-    FOLDER_OK(mstar_device_close(device));
+    level_close(device);
     folder_remove(folder);
 }
 
@@ -545,11 +546,11 @@ static void nan_stays_with_its_text(void **state)
     for (int i = 0; i < DIMS; i++)
         assert_true(isnan(vectors[DIMS + i]));
     mstar_encoder_release(encoder);
-    FOLDER_OK(mstar_device_close(device));
+    level_close(device);
     folder_remove(folder);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         FAULT("BR-213", hundred_random_texts),
@@ -572,5 +573,6 @@ int main(void)
         FAULT("BR-248", order_over_batches),
         FAULT("BR-249", nan_stays_with_its_text),
     };
+    level_choose(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -35,6 +35,9 @@ typedef struct mstar_region_runner_desc {
     int32_t reserved;
     int64_t first_handle; /* rows that pad have handles from here down, num_handles of info of
                              them; -1 (default): below those of all runners over the resources */
+    int64_t free_bytes;   /* memory that prepare and capture may take: static inputs, results,
+                             graphs and the resources' buffers; -1 (default) no bound */
+    int64_t floor_bytes;  /* of it to be left over; default 0 */
 } mstar_region_runner_desc;
 MSTAR_API void mstar_region_runner_desc_init(mstar_region_runner_desc *desc);
 
@@ -43,9 +46,11 @@ MSTAR_API mstar_status mstar_region_runner_create(mstar_device *device,
                                                   const mstar_region_runner_desc *desc,
                                                   mstar_region_runner **runner);
 MSTAR_API void mstar_region_runner_destroy(mstar_region_runner *runner);
-/* Makes the static inputs of every shape and slot, claims the resources' buffers, and runs each
- * region once and records it once to make its results' buffers and count its graph: after it the
- * info tells every byte. A shape for which some of it fails is dropped. */
+/* Claims the resources' buffers of every shape and slot. Then, shape after shape, largest first,
+ * makes the static inputs, runs the region once and records it once, to make its results' buffers
+ * and count its graph: after it the info tells every byte. A shape that breaks the memory rule
+ * (free_bytes, floor_bytes) or for which some of it fails is dropped, and what was taken for it is
+ * given back. */
 MSTAR_API mstar_status mstar_region_runner_prepare(mstar_region_runner *runner);
 /* Captures every shape, largest first. A failure drops the shape, all slots of it, and is logged;
  * with MSTAR_REQUIRE_ACCELERATOR_GRAPHS=1 it is an error. */
@@ -133,6 +138,8 @@ typedef struct mstar_region_runner_info {
     const char *compile_mode;      /* in force; "none": compile is 0. Static string */
     int64_t specialised, tuned, dropped_choices, tuning_ns; /* as in mstar_graph_runner_info, but
                                                                every slot counts */
+    int64_t num_unaffordable;                               /* shapes dropped by the memory rule */
+    size_t resource_bytes; /* that the resources took when it was prepared */
 } mstar_region_runner_info;
 MSTAR_API mstar_status mstar_region_runner_query(const mstar_region_runner *runner,
                                                  mstar_region_runner_info *info);

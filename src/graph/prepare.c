@@ -37,20 +37,27 @@ static size_t held_bytes(const mstar_graph_runner *runner)
     return mst_runner_bytes(runner) + mstar_resources_memory_bytes(runner->resources);
 }
 
-mstar_status mst_runner_afford(mstar_graph_runner *runner, size_t more)
+mstar_status mst_afford(int64_t free_bytes, int64_t floor_bytes, size_t held, size_t more,
+                        bool *unaffordable)
 {
     uint8_t keep;
     int64_t need = more > INT64_MAX ? INT64_MAX : (int64_t)more;
-    if (runner->free_bytes < 0)
+    if (free_bytes < 0)
         return MSTAR_OK;
-    int64_t left = runner->free_bytes - (int64_t)(held_bytes(runner) - runner->held_before);
-    (void)mstar_graph_fit_budget(left, runner->floor_bytes, &need, 1, &keep);
+    int64_t left = free_bytes - (int64_t)held;
+    (void)mstar_graph_fit_budget(left, floor_bytes, &need, 1, &keep);
     if (keep)
         return MSTAR_OK;
-    runner->unaffordable = true;
+    *unaffordable = true;
     return mst_fail(MSTAR_OUT_OF_MEMORY,
                     "needs %lld bytes more; %lld are free, of which %lld are to stay so",
-                    (long long)need, (long long)left, (long long)runner->floor_bytes);
+                    (long long)need, (long long)left, (long long)floor_bytes);
+}
+
+mstar_status mst_runner_afford(mstar_graph_runner *runner, size_t more)
+{
+    return mst_afford(runner->free_bytes, runner->floor_bytes,
+                      held_bytes(runner) - runner->held_before, more, &runner->unaffordable);
 }
 
 /* ---- one bucket ------------------------------------------------------------------------------ */

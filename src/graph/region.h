@@ -11,10 +11,12 @@
 
 /* One shape in one slot. */
 typedef struct mst_region_capture {
-    mstar_tensors inputs;  /* of the shape, all with memory */
-    mstar_buffer *memory;  /* behind those that came without */
+    mstar_tensors inputs; /* of the shape, all with memory */
+    size_t input_bytes;   /* of those that came without memory, and where they lie */
+    mstar_buffer *memory;
     void *host_memory;     /* the same for integers where the device has memory of its own */
     mstar_tensors outputs; /* of the shape, in out */
+    size_t output_bytes;
     mstar_buffer *out;
     mstar_graph *graph; /* NULL: not captured */
     mstar_lease lease;
@@ -31,8 +33,10 @@ struct mstar_region_runner {
     mstar_step *step;
     int32_t num_slots, num_warmups, next_slot;
     int64_t first_handle, num_handles, handles_added;
-    bool inputs_made;
-    _Atomic mst_runner_phase phase; /* READY: captured does not change any more */
+    int64_t free_bytes, floor_bytes; /* free -1: no bound */
+    bool unaffordable;               /* why the shape under way failed */
+    size_t held_before;              /* by the resources */
+    _Atomic mst_runner_phase phase;  /* READY: captured does not change any more */
     mstar_capture_shapes shapes;
     int64_t *order; /* shapes as they are captured: largest first */
     uint8_t *captured;
@@ -61,7 +65,7 @@ mstar_status mst_region_handles(mstar_region_runner *runner, int32_t slot, const
 void mst_region_reset_padding(mstar_region_runner *runner, const mstar_step_context *context,
                               int free_storage);
 
-/* Its graph is given back, and its lease. */
+/* All that it holds is given back, its lease too. */
 void mst_region_drop_capture(mstar_region_runner *runner, mst_region_capture *capture);
 
 /* region_runner.c: the slot of a run: what was leased, else the next one. */

@@ -44,8 +44,8 @@ void mst_region_reset_padding(mstar_region_runner *runner, const mstar_step_cont
     }
 }
 
-mstar_status mst_region_plan(mstar_region_runner *runner, const mstar_step_context *context,
-                             const int64_t *lengths, int64_t count, int *declared)
+static mstar_status declare(mstar_region_runner *runner, const mstar_step_context *context,
+                            const int64_t *lengths, int64_t count, int *declared)
 {
     const mstar_piecewise_config_info *config = &runner->config->info;
     *declared = 0;
@@ -55,8 +55,14 @@ mstar_status mst_region_plan(mstar_region_runner *runner, const mstar_step_conte
     mstar_status status =
         config->declare_step(config->user, context->padded_requests, context->num_padded_requests,
                              lengths, count, runner->step, declared);
-    if (status != MSTAR_OK)
-        return mst_fail_in(status, "%s: declare_step", runner->key_info);
+    return status == MSTAR_OK ? MSTAR_OK
+                              : mst_fail_in(status, "%s: declare_step", runner->key_info);
+}
+
+mstar_status mst_region_plan(mstar_region_runner *runner, const mstar_step_context *context,
+                             const int64_t *lengths, int64_t count, int *declared)
+{
+    MST_TRY(declare(runner, context, lengths, count, declared));
     if (!*declared)
         return MSTAR_OK;
     mstar_admission admission = {.struct_size = sizeof admission};
@@ -66,6 +72,31 @@ mstar_status mst_region_plan(mstar_region_runner *runner, const mstar_step_conte
                         "%s: resource \"%.64s\" does not admit the step: %.128s", runner->key_info,
                         admission.resource != NULL ? admission.resource : "", admission.reason);
     return mstar_resources_plan(runner->resources, context, runner->step);
+}
+
+/* ---- the memory rule ------------------------------------------------------------------------- */
+
+/* OUT_OF_MEMORY, and runner->unaffordable, where so many bytes more would break it. */
+static mstar_status afford(mstar_region_runner *runner, size_t more)
+{
+    const mstar_region_runner_info *info = &runner->info;
+    size_t held = info->static_input_bytes + info->output_bytes + info->graph_bytes +
+                  mstar_resources_memory_bytes(runner->resources) - runner->held_before;
+    return mst_afford(runner->free_bytes, runner->floor_bytes, held, more, &runner->unaffordable);
+}
+
+/* What a plan of the dummy step will take of the resources. */
+static mstar_status ask_resources(mstar_region_runner *runner, const mstar_step_context *context,
+                                  const mstar_capture_shape *shape)
+{
+    int declared;
+    size_t more = 0;
+    if (runner->free_bytes < 0)
+        return MSTAR_OK;
+    MST_TRY(declare(runner, context, shape->seq_lens, shape->bs, &declared));
+    if (declared)
+        MST_TRY(mstar_resources_claim_bytes(runner->resources, context, runner->step, &more));
+    return afford(runner, more);
 }
 
 /* ---- static inputs --------------------------------------------------------------------------- */
@@ -82,9 +113,11 @@ static mstar_status make_inputs(mstar_region_runner *runner, int64_t shape, int3
     MST_TRY(mst_scratch_place_host(&capture->inputs, runner->device, &capture->host_memory,
                                    &host_bytes));
     MST_TRY(mst_scratch_bytes(&capture->inputs, true, &bytes));
+    MST_TRY(afford(runner, bytes + host_bytes));
     MST_TRY(mstar_buffer_create(runner->device, bytes, &capture->memory));
     mst_scratch_place(&capture->inputs, runner->device, mstar_buffer_get_data(capture->memory));
-    runner->info.static_input_bytes += bytes + host_bytes;
+    capture->input_bytes = bytes + host_bytes;
+    runner->info.static_input_bytes += capture->input_bytes;
     return MSTAR_OK;
 }
 
@@ -94,13 +127,22 @@ void mst_region_drop_capture(mstar_region_runner *runner, mst_region_capture *ca
     capture->graph = NULL;
     if (capture->claimed)
         mstar_resources_unclaim(runner->resources, &capture->lease);
-    capture->claimed = false;
+    mstar_tensors_release(&capture->inputs);
+    mstar_tensors_release(&capture->outputs);
+    mstar_buffer_destroy(capture->memory);
+    mstar_buffer_destroy(capture->out);
+    mst_free(capture->host_memory);
+    runner->info.static_input_bytes -= capture->input_bytes;
+    runner->info.output_bytes -= capture->output_bytes;
+    *capture = (mst_region_capture){.lease = capture->lease};
 }
 
 static void drop(mstar_region_runner *runner, int64_t shape, mstar_status status)
 {
     if (runner->first_failure == MSTAR_OK)
         runner->first_failure = status;
+    runner->info.num_unaffordable += runner->unaffordable;
+    runner->unaffordable = false;
     const mstar_capture_shape *dropped = &runner->shapes.items[shape];
     runner->captured[shape] = 0;
     mst_log(MST_LOG_ERROR, "%s: the shape of %lld requests and %lld tokens is not captured: %s",
@@ -116,17 +158,17 @@ static void drop(mstar_region_runner *runner, int64_t shape, mstar_status status
 static mstar_status claim(mstar_region_runner *runner)
 {
     mstar_lease *leases;
-    int64_t count = 0;
-    MST_TRY(mst_alloc_array(runner->shapes.count * runner->num_slots, sizeof *leases, "leases",
-                            (void **)&leases));
-    for (int64_t i = 0; i < runner->shapes.count; i++)
-        for (int32_t slot = 0; slot < runner->num_slots && runner->captured[i]; slot++)
-            leases[count++] = runner->captures[i * runner->num_slots + slot].lease;
+    int64_t count = runner->shapes.count * runner->num_slots;
+    if (runner->resources == NULL)
+        return MSTAR_OK;
+    MST_TRY(mst_alloc_array(count, sizeof *leases, "leases", (void **)&leases));
+    for (int64_t i = 0; i < count; i++)
+        leases[i] = runner->captures[i].lease;
     mstar_status status =
         mst_claim_leases(runner->resources, runner->node, leases, count, runner->key_info);
     mst_free(leases);
-    for (int64_t i = 0; i < runner->shapes.count * runner->num_slots && status == MSTAR_OK; i++)
-        runner->captures[i].claimed = runner->captured[i / runner->num_slots];
+    for (int64_t i = 0; i < count && status == MSTAR_OK; i++)
+        runner->captures[i].claimed = true;
     return status;
 }
 
@@ -173,8 +215,10 @@ static mstar_status make_outputs(mstar_region_runner *runner, mst_region_capture
         MST_TRY(mstar_tensors_add(&capture->outputs, results->items[i].name, &shape));
     }
     MST_TRY(mst_scratch_bytes(&capture->outputs, false, &bytes));
+    MST_TRY(afford(runner, bytes));
     MST_TRY(mstar_buffer_create(runner->device, bytes, &capture->out));
     mst_scratch_place(&capture->outputs, runner->device, mstar_buffer_get_data(capture->out));
+    capture->output_bytes = bytes;
     runner->info.output_bytes += bytes;
     return MSTAR_OK;
 }
@@ -248,6 +292,8 @@ static mstar_status ready_slot(mstar_region_runner *runner, int64_t index, int32
     MST_TRY(mst_region_handles(runner, slot, NULL, 0, shape->bs));
     *context = mst_region_context(runner, capture, runner->handles, shape->bs, shape->bs);
     context->capturing = 1;
+    if (runner->phase == MST_RUNNER_NEW)
+        MST_TRY(ask_resources(runner, context, shape));
     for (int32_t i = 0; i <= warmups; i++) {
         MST_TRY(mst_region_plan(runner, context, shape->seq_lens, shape->bs, &declared));
         if (i == warmups)
@@ -298,25 +344,26 @@ static mstar_status count_slot(mstar_region_runner *runner, int64_t index, int32
     MST_TRY(record_slot(runner, index, slot, 1, &bytes));
     mstar_graph_destroy(capture->graph);
     capture->graph = NULL;
+    MST_TRY(afford(runner, bytes));
     runner->info.graph_bytes += bytes;
     return MSTAR_OK;
 }
 
 /* What went wrong with a shape of which some slots were counted does not count. */
-static void count_all(mstar_region_runner *runner)
+static void take_shape(mstar_region_runner *runner, int64_t shape)
 {
-    for (int64_t i = 0; i < runner->shapes.count; i++) {
-        int64_t shape = runner->order[i];
-        size_t before = runner->info.graph_bytes;
-        mstar_status status = MSTAR_OK;
-        for (int32_t slot = 0; runner->captured[shape] && slot < runner->num_slots; slot++) {
+    size_t before = runner->info.graph_bytes;
+    mstar_status status = MSTAR_OK;
+    runner->captured[shape] = 1;
+    for (int32_t slot = 0; status == MSTAR_OK && slot < runner->num_slots; slot++) {
+        status = make_inputs(runner, shape, slot);
+        if (status == MSTAR_OK)
             status = count_slot(runner, shape, slot);
-            if (status != MSTAR_OK)
-                drop(runner, shape, status);
-        }
-        if (status != MSTAR_OK)
-            runner->info.graph_bytes = before;
     }
+    if (status == MSTAR_OK)
+        return;
+    drop(runner, shape, status);
+    runner->info.graph_bytes = before;
 }
 
 mstar_status mstar_region_runner_prepare(mstar_region_runner *runner)
@@ -325,22 +372,16 @@ mstar_status mstar_region_runner_prepare(mstar_region_runner *runner)
     if (runner->phase != MST_RUNNER_NEW)
         return mst_fail(MSTAR_OUT_OF_ORDER, "region %s has been prepared already",
                         runner->key_info);
-    for (int64_t i = 0; i < runner->shapes.count && !runner->inputs_made; i++) {
-        runner->captured[i] = 1;
-        for (int32_t slot = 0; slot < runner->num_slots && runner->captured[i]; slot++) {
-            mstar_status status = make_inputs(runner, i, slot);
-            if (status != MSTAR_OK)
-                drop(runner, i, status);
-        }
-    }
-    runner->inputs_made = true;
     for (; runner->resources != NULL && runner->handles_added < runner->num_handles;
          runner->handles_added++)
         MST_TRY(mstar_resources_add_request(runner->resources,
                                             runner->first_handle - runner->handles_added));
-    if (runner->resources != NULL)
-        MST_TRY(claim(runner)); /* else it is prepared again */
-    count_all(runner);
+    runner->held_before = mstar_resources_memory_bytes(runner->resources);
+    MST_TRY(claim(runner)); /* else it is prepared again */
+    for (int64_t i = 0; i < runner->shapes.count; i++)
+        take_shape(runner, runner->order[i]);
+    runner->info.resource_bytes =
+        mstar_resources_memory_bytes(runner->resources) - runner->held_before;
     runner->phase = MST_RUNNER_PREPARED;
     return MSTAR_OK;
 }

@@ -14,7 +14,8 @@ void mstar_region_runner_desc_init(mstar_region_runner_desc *desc)
                                            .num_slots = -1,
                                            .node = "node",
                                            .num_warmups = 2,
-                                           .first_handle = -1};
+                                           .first_handle = -1,
+                                           .free_bytes = -1};
 }
 
 void mstar_region_call_init(mstar_region_call *call)
@@ -40,6 +41,8 @@ static mstar_status check_desc(mstar_device *device, const mstar_region_runner_d
         MST_TRY(mst_check_range("desc.num_slots", desc->num_slots, 1, 64));
     MST_TRY(mst_check_range("desc.num_warmups", desc->num_warmups, 0, 100));
     MST_TRY(mst_check_range("desc.first_handle", desc->first_handle, INT64_MIN / 2, -1));
+    MST_TRY(mst_check_range("desc.free_bytes", desc->free_bytes, -1, INT64_MAX));
+    MST_TRY(mst_check_range("desc.floor_bytes", desc->floor_bytes, 0, INT64_MAX));
     if (desc->config->info.declare_step != NULL && desc->resources == NULL)
         return mst_fail(MSTAR_INVALID_ARGUMENT,
                         "desc.config declares steps and desc.resources is NULL");
@@ -112,6 +115,8 @@ static mstar_status fill(const mstar_region_runner_desc *desc, mstar_region_runn
     runner->config = desc->config;
     runner->resources = desc->resources;
     runner->num_warmups = desc->num_warmups;
+    runner->free_bytes = desc->free_bytes;
+    runner->floor_bytes = desc->floor_bytes;
     runner->first_handle =
         desc->first_handle < -1 ? desc->first_handle : mst_resources_free_handle(desc->resources);
     MST_TRY(mst_strdup(desc->node, "a node's name", &runner->node));
@@ -167,11 +172,6 @@ void mstar_region_runner_destroy(mstar_region_runner *runner)
          i++) {
         mst_region_capture *capture = &runner->captures[i];
         mst_region_drop_capture(runner, capture);
-        mstar_tensors_release(&capture->inputs);
-        mstar_tensors_release(&capture->outputs);
-        mstar_buffer_destroy(capture->memory);
-        mst_free(capture->host_memory);
-        mstar_buffer_destroy(capture->out);
     }
     if (runner->phase == MST_RUNNER_READY)
         mst_resources_note_captured(runner->resources, -1);

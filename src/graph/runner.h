@@ -284,6 +284,10 @@ mstar_status mst_check_regions_prepared(const mstar_graph_runner *runner);
 void mst_bucket_fail(mstar_graph_runner *runner, int64_t bucket, mstar_bucket_state state);
 /* Gives back the claims of a bucket's leases, if there are any; its graphs are gone. */
 void mst_bucket_unclaim(mstar_graph_runner *runner, int64_t bucket);
+/* The memory rule, free_bytes -1: none. OUT_OF_MEMORY and *unaffordable where it does not hold with
+ * so many bytes more than those held. */
+mstar_status mst_afford(int64_t free_bytes, int64_t floor_bytes, size_t held, size_t more,
+                        bool *unaffordable);
 /* OUT_OF_MEMORY, and runner->unaffordable, where so many bytes more would break the memory rule. */
 mstar_status mst_runner_afford(mstar_graph_runner *runner, size_t more);
 static inline bool mst_bucket_is_kept(const mst_runner_bucket *bucket)

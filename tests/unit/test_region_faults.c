@@ -1,10 +1,13 @@
 /*
- * test_region_faults.c - every allocation in the life of a region failed once: it says so, or drops
- * the shapes that it cannot have and serves the others with the right bits, and nothing is left.
+ * test_region_faults.c - a region that lacks memory. Every allocation in its life failed once: it
+ * says so, or drops the shapes that it cannot have and serves the others with the right bits, and
+ * nothing is left. A bound on what it may take is kept, the largest shapes first.
  */
 #include "support_region.h"
 
 #include <string.h>
+
+#include "graph/region.h"
 
 typedef struct fault {
     uint64_t number;
@@ -98,8 +101,75 @@ static void each_allocation_failed_once(void **state)
         assert_true(i == CAPTURED || seen[i] > 0);
 }
 
+/* ---- a bound --------------------------------------------------------------------------------- */
+
+static int64_t told(const mstar_region_runner_info *info)
+{
+    return (int64_t)(info->static_input_bytes + info->output_bytes + info->graph_bytes +
+                     info->resource_bytes);
+}
+
+/* Shapes that were captured, by size and total: bit 0 is (1, 16), bit 3 is (2, 48). */
+static unsigned capture_within(region_bench *b, int64_t free_bytes, mstar_region_runner_info *info)
+{
+    unsigned captured = 0;
+    region_bench_open(b, sizes, 2, 0, totals, 2);
+    mstar_region_runner_desc desc = region_bench_desc(b);
+    desc.free_bytes = free_bytes;
+    desc.floor_bytes = free_bytes < 0 ? 0 : 500;
+    CHECK_OK(mstar_region_runner_create(b->device, &desc, &b->runner));
+    CHECK_OK(mstar_region_runner_prepare(b->runner));
+    *info = region_bench_query(b);
+    int64_t before = told(info);
+    CHECK_OK(mstar_region_runner_capture(b->runner));
+    *info = region_bench_query(b);
+    assert_int_equal(told(info), before);
+    assert_int_equal(info->num_captured + info->num_unaffordable, info->num_shapes);
+    for (unsigned i = 0; i < 4; i++)
+        captured |= (unsigned)b->runner->captured[i] << i;
+    return captured;
+}
+
+static void a_bound_is_kept(void **state)
+{
+    (void)state;
+    static region_bench b;
+    check_rng rng = {92};
+    mstar_region_runner_info info;
+    assert_int_equal(capture_within(&b, -1, &info), 15);
+    region_bench_close(&b);
+    int64_t all = told(&info);
+    unsigned seen = 0;
+    for (int64_t room = 0; room <= all; room += room > all - 4 ? 1 : 997) {
+        unsigned captured = capture_within(&b, room + 500, &info);
+        assert_true(captured == 0 || told(&info) <= room); /* a claim itself is remembered */
+        if (room < all && captured == 15)
+            fail_msg("all shapes in %lld bytes of %lld", (long long)room, (long long)all);
+        seen |= 1U << captured;
+        for (unsigned i = 0; i < 4; i++) {
+            if ((captured >> i & 1) == 0)
+                continue;
+            int64_t bs = sizes[i / 2], lengths[] = {totals[i % 2] - (bs - 1), 1};
+            (void)region_bench_check(&b, &rng, lengths, bs, bs);
+        }
+        if (captured != 15)
+            assert_non_null(strstr(info.first_failure, "of which 500 are to stay so"));
+        if (captured ==
+            0) /* what the resources remember of a claim, and of a step that was tried */
+            assert_int_equal(info.static_input_bytes + info.output_bytes + info.graph_bytes, 0);
+        region_bench_close(&b);
+    }
+    assert_int_equal(capture_within(&b, all + 500, &info), 15);
+    region_bench_close(&b);
+    /* none, the largest alone, it and smaller ones */
+    assert_true((seen & 1U << 0) != 0 && (seen & 1U << 8) != 0 && (seen & 1U << 12) != 0);
+    assert_int_equal(capture_within(&b, 0, &info), 0);
+    region_bench_close(&b);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(each_allocation_failed_once)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(each_allocation_failed_once),
+                                       cmocka_unit_test(a_bound_is_kept)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

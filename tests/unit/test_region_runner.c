@@ -403,6 +403,8 @@ static void test_refused(void **state)
     REFUSE(desc.resources = NULL, "desc.resources is NULL");
     REFUSE(desc.num_slots = 0, "desc.num_slots is 0");
     REFUSE(desc.first_handle = 0, "desc.first_handle is 0");
+    REFUSE(desc.free_bytes = -2, "desc.free_bytes is -2");
+    REFUSE(desc.floor_bytes = -1, "desc.floor_bytes is -1");
     region_bench_start(&b);
     mstar_region_call call;
     mstar_region_result result = {.struct_size = sizeof result};

@@ -90,9 +90,10 @@ MSTAR_API mstar_status mstar_graph_runner_add_region(mstar_graph_runner *runner,
 typedef struct mstar_region_call {
     uint32_t struct_size;
     uint32_t reserved;
-    const mstar_tensors *inputs; /* by name, host memory or the device's (integers: host); names
-                                    that the region lacks are ignored, buffers that are not named
-                                    keep their contents. Device memory is read in stream order */
+    const mstar_tensors *inputs; /* by name, host memory or the device's (to integers in host memory
+                                    only host memory); names that the region lacks are ignored,
+                                    buffers that are not named keep their contents. Device memory is
+                                    read in stream order */
     const int64_t *requests;     /* each >= 0, none twice; NULL: the region's resources are not
                                     touched */
     int64_t num_requests;

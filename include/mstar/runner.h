@@ -47,7 +47,8 @@ typedef struct mstar_frame {
     const int64_t *num_tokens, *num_requests;
     const mstar_tensors *inputs;  /* what preprocess gave; static buffers under a lease. On a GPU
                                      numbers are in its memory; integers are host memory, as
-                                     operations read ids, positions and offsets */
+                                     operations read ids, positions and offsets, unless preprocess
+                                     gave them on the device */
     const mstar_tensors *scratch; /* what lay_out asked for, the device's; contents undefined */
 } mstar_frame;
 
@@ -62,9 +63,10 @@ typedef struct mstar_node_hooks {
     /* What the step needs of each resource; pure. NULL: nothing. */
     mstar_status (*declare)(void *user, const mstar_step_context *context,
                             const mstar_node_input *inputs, int64_t count, mstar_step *step);
-    /* Adds the tensors, host memory, that forward reads, and does the step's host work. Under a
-       lease they are copied to static buffers of the same names before the next call of a hook;
-       on a GPU an eager step's numbers are sent there as well. */
+    /* Adds the tensors that forward reads, in host memory or the device's, and does the step's host
+       work. Under a lease they are copied to static buffers of the same names before the next call
+       of a hook; on a GPU an eager step's numbers are sent there as well. Integers lie, step by
+       step, where the first dummy step had them. */
     mstar_status (*preprocess)(void *user, const mstar_step_context *context,
                                const mstar_node_input *inputs, int64_t count,
                                mstar_tensors *tensors);

@@ -2,22 +2,24 @@
  * device_inputs.c - the step's tensors where a device reads them.
  *
  * Operations take ids, positions and offsets from host memory whatever the device, so integers stay
- * there; numbers go to the device. On a processor everything is host memory and nothing is moved.
+ * there; numbers go to the device. Integers that an author gives in the device's memory, for
+ * kernels of their own, stay in that. On a processor everything is host memory and nothing is
+ * moved.
  */
 #include <string.h>
 
 #include "graph/runner.h"
 
-bool mst_input_is_host(const mstar_device *device, mstar_dtype dtype)
+bool mst_input_is_host(const mstar_device *device, const mstar_tensor *tensor)
 {
-    switch (dtype) {
+    switch (tensor->dtype) {
     case MSTAR_DTYPE_I64:
     case MSTAR_DTYPE_I32:
     case MSTAR_DTYPE_I16:
     case MSTAR_DTYPE_I8:
     case MSTAR_DTYPE_U8:
     case MSTAR_DTYPE_BOOL:
-        return true;
+        return tensor->device_kind == MSTAR_DEVICE_CPU;
     default:
         return mst_device_is_host(device);
     }
@@ -36,7 +38,7 @@ mstar_status mst_input_check_place(const char *name, const mstar_tensor *from,
         return MSTAR_OK;
     if (to->device_kind == MSTAR_DEVICE_CPU)
         return mst_fail(MSTAR_INVALID_ARGUMENT,
-                        "input \"%.64s\" is %s on a device; it is read from host memory", name,
+                        "input \"%.64s\" is %s on a device; it was captured in host memory", name,
                         mstar_dtype_name(from->dtype));
     return same_layout ? MSTAR_OK
                        : mst_fail(MSTAR_INVALID_ARGUMENT,
@@ -90,6 +92,37 @@ mstar_status mst_send_gathered(mstar_stream *stream, const mstar_tensor *from,
 
 /* ---- eager steps ----------------------------------------------------------------------------- */
 
+/* The static input of that name that a capture has; NULL: none. */
+static const mst_static_input *captured_input(const mstar_graph_runner *runner, const char *name)
+{
+    const mst_static_input *input = NULL;
+    for (int64_t i = 0; i < runner->num_configs && input == NULL; i++)
+        input = mst_static_inputs_find(&runner->config_states[i].inputs, name);
+    return input;
+}
+
+/* Host memory that forward will see on the device: numbers, and integers that were captured there.
+ */
+static bool is_to_be_sent(const mstar_graph_runner *runner, const mstar_named_tensor *item)
+{
+    if (item->tensor.device_kind != MSTAR_DEVICE_CPU)
+        return false;
+    if (!mst_input_is_host(runner->device, &item->tensor))
+        return true;
+    const mst_static_input *captured = captured_input(runner, item->name);
+    return captured != NULL && captured->buffer != NULL;
+}
+
+/* Integers that were captured in host memory are read there. */
+static mstar_status check_view(const mstar_graph_runner *runner, const mstar_named_tensor *item)
+{
+    const mst_static_input *captured = captured_input(runner, item->name);
+    mstar_tensor want = item->tensor;
+    if (captured != NULL && captured->buffer == NULL)
+        want.device_kind = MSTAR_DEVICE_CPU;
+    return mst_input_check_place(item->name, &item->tensor, &want, true);
+}
+
 /* What forward will see of each tensor: those to be sent are compact and have no memory yet. */
 static mstar_status list_views(mstar_graph_runner *runner)
 {
@@ -98,14 +131,10 @@ static mstar_status list_views(mstar_graph_runner *runner)
     for (int64_t i = 0; i < runner->staged.count; i++) {
         const mstar_named_tensor *item = &runner->staged.items[i];
         mstar_tensor view = item->tensor;
-        if (!mst_input_is_host(device, view.dtype) && view.device_kind == MSTAR_DEVICE_CPU) {
+        MST_TRY(check_view(runner, item));
+        if (is_to_be_sent(runner, item)) {
             view = mstar_tensor_make(NULL, view.dtype, view.rank, view.shape);
             mst_put_on_device(device, &view);
-        } else {
-            mstar_tensor want = view;
-            if (mst_input_is_host(device, view.dtype))
-                want.device_kind = MSTAR_DEVICE_CPU;
-            MST_TRY(mst_input_check_place(item->name, &view, &want, true));
         }
         MST_TRY(mstar_tensors_add(&runner->eager_inputs, item->name, &view));
     }
@@ -145,11 +174,11 @@ mstar_status mst_eager_inputs(mstar_graph_runner *runner, mstar_stream *stream,
     int64_t at = 0;
     mst_scratch_place(views, runner->device, mstar_buffer_get_data(runner->eager_input_pool));
     for (; at < views->count; at++) {
-        const mstar_tensor *from = &runner->staged.items[at].tensor;
-        if (mst_input_is_host(runner->device, from->dtype))
-            views->items[at].tensor = *from; /* an empty one has been placed too */
+        const mstar_named_tensor *item = &runner->staged.items[at];
+        if (is_to_be_sent(runner, item))
+            MST_TRY(send(stream, &item->tensor, &views->items[at].tensor));
         else
-            MST_TRY(send(stream, from, &views->items[at].tensor));
+            views->items[at].tensor = item->tensor; /* an empty one has been placed too */
     }
     *inputs = views;
     return MSTAR_OK;

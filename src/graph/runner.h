@@ -28,8 +28,9 @@ mstar_status mst_scratch_place_host(mstar_tensors *scratch, const mstar_device *
 
 /* ---- device_inputs.c: where a device reads a step's tensors ---------------------------------- */
 
-/* Whether inputs of this dtype stay host memory: integers do on every device. */
-bool mst_input_is_host(const mstar_device *device, mstar_dtype dtype);
+/* Whether an input is host memory whatever the device: integers are, unless they were given on it.
+ */
+bool mst_input_is_host(const mstar_device *device, const mstar_tensor *tensor);
 /* Says that the tensor's data is the device's memory. */
 void mst_put_on_device(const mstar_device *device, mstar_tensor *tensor);
 /* INVALID_ARGUMENT where from lies on a device and cannot be copied to `to` in one piece. */
@@ -65,6 +66,8 @@ typedef struct mst_static_inputs {
     size_t bytes; /* of all */
 } mst_static_inputs;
 
+/* NULL: none of that name. */
+mst_static_input *mst_static_inputs_find(const mst_static_inputs *inputs, const char *name);
 /* Bytes that interning the tensors would take; SIZE_MAX: more than there can be. */
 size_t mst_static_inputs_growth(const mst_static_inputs *inputs, const mstar_device *device,
                                 const mstar_tensors *tensors);

@@ -83,7 +83,7 @@ static mstar_status host_pieces(mstar_tensors *scratch, const mstar_device *devi
     for (int64_t i = 0; i < scratch->count; i++) {
         mstar_tensor *tensor = &scratch->items[i].tensor;
         size_t piece;
-        if (tensor->data != NULL || !mst_input_is_host(device, tensor->dtype))
+        if (tensor->data != NULL || !mst_input_is_host(device, tensor))
             continue;
         MST_TRY(view_bytes(tensor, &piece));
         if (to != NULL && piece > 0)

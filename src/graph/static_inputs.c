@@ -10,7 +10,7 @@
 
 #include "graph/runner.h"
 
-static mst_static_input *find(const mst_static_inputs *inputs, const char *name)
+mst_static_input *mst_static_inputs_find(const mst_static_inputs *inputs, const char *name)
 {
     for (int64_t i = 0; i < inputs->count; i++) {
         if (strcmp(inputs->items[i].name, name) == 0)
@@ -27,10 +27,10 @@ static mstar_status tensor_bytes(const mstar_tensor *tensor, size_t *bytes)
     return MSTAR_OK;
 }
 
-/* Integers of a GPU have none: plain host memory. */
-static bool has_buffer(const mstar_device *device, mstar_dtype dtype)
+/* The host's integers of a GPU have none: plain host memory. */
+static bool has_buffer(const mstar_device *device, const mstar_tensor *tensor)
 {
-    return mst_device_is_host(device) || !mst_input_is_host(device, dtype);
+    return mst_device_is_host(device) || !mst_input_is_host(device, tensor);
 }
 
 size_t mst_static_inputs_growth(const mst_static_inputs *inputs, const mstar_device *device,
@@ -41,14 +41,14 @@ size_t mst_static_inputs_growth(const mst_static_inputs *inputs, const mstar_dev
     for (int64_t i = 0; i < tensors->count; i++) {
         const mstar_named_tensor *item = &tensors->items[i];
         size_t bytes;
-        if (find(inputs, item->name) != NULL)
+        if (mst_static_inputs_find(inputs, item->name) != NULL)
             continue;
         if (tensor_bytes(&item->tensor, &bytes) != MSTAR_OK ||
             mst_size_add(growth, bytes, &growth) != MSTAR_OK)
             return SIZE_MAX;
         fresh++;
         growth += strlen(item->name) + 1;
-        if (has_buffer(device, item->tensor.dtype))
+        if (has_buffer(device, &item->tensor))
             growth += mst_buffer_cost(device, bytes) - bytes;
     }
     int64_t grown = mst_grown(inputs->capacity, inputs->count + fresh);
@@ -77,9 +77,10 @@ static mstar_tensor view_of(const mst_static_input *input, const mstar_device *d
     return view;
 }
 
-static mstar_status make_memory(mstar_device *device, mst_static_input *input)
+static mstar_status make_memory(mstar_device *device, const mstar_tensor *tensor,
+                                mst_static_input *input)
 {
-    if (!has_buffer(device, input->dtype))
+    if (!has_buffer(device, tensor))
         return mst_alloc_zero(input->bytes, "a static input", &input->data);
     MST_TRY(mstar_buffer_create(device, input->bytes, &input->buffer));
     input->data = mstar_buffer_get_data(input->buffer);
@@ -107,7 +108,7 @@ static mstar_status make(mst_static_inputs *inputs, mstar_device *device,
     MST_TRY(mst_grow((void **)&inputs->items, &inputs->capacity, inputs->count + 1,
                      sizeof *inputs->items, "static inputs"));
     MST_TRY(mst_strdup(item->name, "a static input's name", &input.name));
-    mstar_status status = make_memory(device, &input);
+    mstar_status status = make_memory(device, &item->tensor, &input);
     if (status != MSTAR_OK) {
         mst_free(input.name);
         return status;
@@ -148,7 +149,7 @@ mstar_status mst_static_inputs_intern(mst_static_inputs *inputs, mstar_device *d
     mst_tensors_clear(views);
     for (int64_t i = 0; i < tensors->count; i++) {
         const mstar_named_tensor *item = &tensors->items[i];
-        mst_static_input *input = find(inputs, item->name);
+        mst_static_input *input = mst_static_inputs_find(inputs, item->name);
         if (input == NULL)
             MST_TRY(make(inputs, device, config, num_tokens, item, &input));
         MST_TRY(check(input, &item->tensor));
@@ -180,7 +181,7 @@ mstar_status mst_static_inputs_stage(const mst_static_inputs *inputs, const msta
 {
     for (int64_t i = 0; i < tensors->count; i++) {
         const mstar_tensor *tensor = &tensors->items[i].tensor;
-        const mst_static_input *input = find(inputs, tensors->items[i].name);
+        const mst_static_input *input = mst_static_inputs_find(inputs, tensors->items[i].name);
         if (input == NULL)
             continue;
         MST_TRY(check(input, tensor));

@@ -24,9 +24,11 @@ typedef struct echo {
     float turned[WIDTH * TOKENS];
     int32_t ids[TOKENS];
     int64_t row_stride;
-    mstar_buffer *there; /* gives x from the device's memory; NULL: from the host's */
-    bool ids_there;
+    mstar_buffer *there;  /* gives x from the device's memory; NULL: from the host's */
+    bool ids_there;       /* says so of ids that are host memory */
+    mstar_buffer *ids_on; /* gives ids from the device's memory */
     mstar_device_kind x_kind, ids_kind; /* that forward saw */
+    const void *ids_data;
 } echo;
 
 static mstar_status echo_preprocess(void *user, const mstar_step_context *context,
@@ -47,8 +49,10 @@ static mstar_status echo_preprocess(void *user, const mstar_step_context *contex
     mstar_tensor turned =
         mstar_tensor_make(e->turned, MSTAR_DTYPE_F32, 2, (int64_t[]){WIDTH, tokens});
     mstar_tensor ids = mstar_tensor_make(e->ids, MSTAR_DTYPE_I32, 1, &tokens);
-    if (e->ids_there)
+    if (e->ids_there || e->ids_on != NULL)
         ids.device_kind = MSTAR_DEVICE_CUDA;
+    if (e->ids_on != NULL)
+        ids.data = mstar_buffer_get_data(e->ids_on);
     mstar_status status = mstar_tensors_add(tensors, "x", &x);
     if (status == MSTAR_OK)
         status = mstar_tensors_add(tensors, "turned", &turned);
@@ -72,7 +76,9 @@ static mstar_status echo_forward(void *user, const mstar_frame *frame, mstar_ten
     const mstar_tensor *y = mstar_tensors_find(frame->scratch, "y");
     const mstar_tensor *z = mstar_tensors_find(frame->scratch, "z");
     e->x_kind = x->device_kind;
-    e->ids_kind = mstar_tensors_find(frame->inputs, "ids")->device_kind;
+    const mstar_tensor *ids = mstar_tensors_find(frame->inputs, "ids");
+    e->ids_kind = ids->device_kind;
+    e->ids_data = ids->data;
     mstar_status status = mstar_activation_run(frame->stream, MSTAR_ACTIVATION_NONE, x, y);
     if (status == MSTAR_OK && frame->context->lease != NULL) { /* stored tokens first */
         mstar_tensor back = *z;
@@ -93,14 +99,11 @@ typedef struct echo_bench {
     echo echo;
 } echo_bench;
 
-static void echo_open(echo_bench *b)
+static void echo_capture(echo_bench *b)
 {
     static const int64_t sizes[] = {1}, lengths[] = {TOKENS, TOKENS / 2};
     static const mstar_input_seq_dim dims[] = {{.name = "turned", .dim = 1},
                                                {.name = "x", .dim = 0}};
-    memset(b, 0, sizeof *b);
-    b->echo.row_stride = WIDTH;
-    b->device = level_open(1);
     mstar_packed_graph_config_desc desc;
     mstar_packed_graph_config_desc_init(&desc);
     desc.capture_graph_walk = "w";
@@ -134,11 +137,25 @@ static void echo_open(echo_bench *b)
     assert_int_equal(info.static_input_bytes, TOKENS * (2 * WIDTH * 4 + 4));
 }
 
+static void echo_device(echo_bench *b)
+{
+    memset(b, 0, sizeof *b);
+    b->echo.row_stride = WIDTH;
+    b->device = level_open(1);
+}
+
+static void echo_open(echo_bench *b)
+{
+    echo_device(b);
+    echo_capture(b);
+}
+
 static void echo_close(echo_bench *b)
 {
     mstar_graph_runner_destroy(b->runner);
     mstar_graph_config_destroy(b->config);
     mstar_buffer_destroy(b->echo.there);
+    mstar_buffer_destroy(b->echo.ids_on);
     level_close(b->device);
     assert_int_equal(check_live_allocations(), 0);
 }
@@ -177,7 +194,7 @@ static void echo_check(echo_bench *b, check_rng *rng, int64_t tokens, int eager)
     CHECK_OK(echo_step(b, tokens, eager, NULL, &result));
     assert_int_equal(result.miss, eager ? MSTAR_GRAPH_MISS_DISABLED : MSTAR_GRAPH_MISS_NONE);
     assert_int_equal(e->x_kind, MSTAR_DEVICE_CUDA);
-    assert_int_equal(e->ids_kind, MSTAR_DEVICE_CPU);
+    assert_int_equal(e->ids_kind, e->ids_on != NULL ? MSTAR_DEVICE_CUDA : MSTAR_DEVICE_CPU);
     size_t bytes = (size_t)tokens * sizeof got[0];
     level_read(stream, got, mstar_tensors_find(result.outputs, "y")->data, bytes);
     for (int64_t i = 0; i < tokens; i++)
@@ -208,7 +225,8 @@ static void numbers_reach_the_device(void **state)
     echo_close(&b);
 }
 
-/* A tensor that lies there already is read in place or copied there; integers may not. */
+/* A tensor that lies there already is read in place or copied there; integers that were captured in
+ * host memory may not. */
 static void inputs_of_the_device(void **state)
 {
     (void)state;
@@ -228,6 +246,35 @@ static void inputs_of_the_device(void **state)
     CHECK_INVALID(echo_step(&b, 20, 1, NULL, &result), "\"ids\" is i32 on a device");
     b.echo.ids_there = false;
     echo_check(&b, &rng, 20, 0);
+    echo_close(&b);
+}
+
+/* Integers that the first dummy step has there are there in each step, wherever they come from. */
+static void integers_of_the_device(void **state)
+{
+    (void)state;
+    static echo_bench b;
+    mstar_runner_result result;
+    int32_t got[TOKENS];
+    echo_device(&b);
+    CHECK_OK(mstar_buffer_create(b.device, sizeof b.echo.ids, &b.echo.ids_on));
+    echo_capture(&b);
+    mstar_buffer *there = b.echo.ids_on;
+    mstar_stream *stream = mstar_graph_runner_get_stream(b.runner);
+    const void *captured = b.echo.ids_data;
+    for (int32_t i = 0; i < 8; i++) {
+        const bool eager = i % 2 != 0;
+        for (int32_t j = 0; j < TOKENS; j++)
+            b.echo.ids[j] = 100 * i + j;
+        level_write(stream, mstar_buffer_get_data(there), b.echo.ids, sizeof b.echo.ids);
+        b.echo.ids_on = i / 2 % 2 == 0 ? there : NULL;
+        CHECK_OK(echo_step(&b, 11, eager, NULL, &result));
+        const void *seen = eager ? b.echo.ids_data : captured;
+        level_read(stream, got, seen, 11 * sizeof got[0]);
+        assert_memory_equal(got, b.echo.ids, 11 * sizeof got[0]);
+        assert_int_equal(b.echo.ids_kind, MSTAR_DEVICE_CUDA);
+    }
+    b.echo.ids_on = there;
     echo_close(&b);
 }
 
@@ -489,6 +536,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(numbers_reach_the_device),
         cmocka_unit_test(inputs_of_the_device),
+        cmocka_unit_test(integers_of_the_device),
         cmocka_unit_test(steps_of_two_streams),
         cmocka_unit_test(runners_that_share_plans),
         cmocka_unit_test(plans_made_ahead),

@@ -14,7 +14,15 @@ without a copy, and results come back from the framework that q came from.
 """
 from mstarc import _core
 from mstarc._core import Tensor
-from mstarc._frameworks import bfloat16, device, dtype, float16, float32, stored_dtype_name
+from mstarc._frameworks import (
+    bfloat16,
+    device,
+    device_name,
+    dtype,
+    float16,
+    float32,
+    stored_dtype_name,
+)
 from mstarc.embedder import Embedder
 
 __version__: str = _core.version()
@@ -24,18 +32,22 @@ __all__ = [
 ]
 
 
-def tensor(array: object, dtype: object = None) -> Tensor:
+def tensor(array: object, dtype: object = None, device: object = "cpu") -> Tensor:
     """A Tensor with a copy of an array of any framework, rounded to dtype where one is given.
 
-    array may be strided; it lies on the CPU. dtype: float32, bfloat16 or float16, as an object of
-    any framework or a name; None keeps the array's.
+    array may be strided and lie on the CPU or on a GPU. dtype: float32, bfloat16 or float16, as an
+    object of any framework or a name; None keeps the array's. device: where the copy lies.
     """
-    return _core.tensor(array, None if dtype is None else stored_dtype_name(dtype))
+    return _core.tensor(array, None if dtype is None else stored_dtype_name(dtype),
+                        device_name(device))
 
 
-def zeros(*shape: int, dtype: object = "float32") -> Tensor:
-    """A Tensor of zeros. dtype: a floating one, or "int64", "int32", "int16", "int8", "uint8", "bool"."""
-    return _core.zeros(shape, stored_dtype_name(dtype))
+def zeros(*shape: int, dtype: object = "float32", device: object = "cpu") -> Tensor:
+    """A Tensor of zeros on a device.
+
+    dtype: a floating one, or "int64", "int32", "int16", "int8", "uint8", "bool".
+    """
+    return _core.zeros(shape, stored_dtype_name(dtype), device_name(device))
 
 
 def build_info() -> str:
@@ -51,7 +63,6 @@ def device_info(device: object = "cpu") -> dict[str, object]:
 
     Raises ValueError for a name that is none, RuntimeError for a device that is not there.
     """
-    from mstarc._frameworks import device_name
     return _core.device_info(device_name(device))
 
 

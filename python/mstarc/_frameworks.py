@@ -181,19 +181,35 @@ def own_device(name: str) -> device:
     return device(name)
 
 
-def _framework(array: object) -> str:
+def framework_of(array: object) -> str:
+    """The package that an array's class is from: "torch", "numpy", "mstarc"."""
     return type(array).__module__.partition(".")[0]
+
+
+def as_framework(framework: str, made: Any) -> Any:
+    """A Tensor of this package as torch's or cupy's array on the same memory; itself for others."""
+    if framework in ("torch", "cupy"):
+        return sys.modules[framework].from_dlpack(made)
+    return made
+
+
+def place_name(array: Any) -> str:
+    """Where an array lies: "cpu" or "cuda:N"."""
+    told = getattr(array, "__dlpack_device__", None)
+    kind, index = (1, 0) if told is None else told()
+    return f"cuda:{int(index)}" if int(kind) in (2, 13) else "cpu"
 
 
 def bfloat16_bits(array: Any) -> Any:
     """numpy's bfloat16 arrays (of ml_dtypes) as uint16 on the same memory; None for others."""
-    if _framework(array) == "numpy" and getattr(array.dtype, "name", "") == "bfloat16":
+    if framework_of(array) == "numpy" and getattr(array.dtype, "name", "") == "bfloat16":
         return array.view("uint16")
     return None
 
 
 def to_host(array: Any) -> Any:
     """A copy in host memory of an array on a device; waits for the device."""
+    array = array.detach() if hasattr(array, "detach") else array  # torch's parameters
     for method in ("cpu", "get"):  # torch, cupy
         if hasattr(array, method):
             return getattr(array, method)()
@@ -203,7 +219,7 @@ def to_host(array: Any) -> Any:
 
 def current_stream(array: Any) -> int:
     """The stream that the caller's framework works on now, as DLPack counts: 1 is the default."""
-    name = _framework(array)
+    name = framework_of(array)
     if name == "torch":
         import torch
         return int(torch.cuda.current_stream(array.device).cuda_stream) or 1
@@ -219,7 +235,7 @@ def work_stream(array: Any, index: int) -> int:
     array tells the framework; without one (None, a plan) it is torch where that has used a GPU,
     else cupy, else the default stream.
     """
-    name = _framework(array)
+    name = framework_of(array)
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and name != "cupy" and torch.cuda.is_initialized():
         return int(torch.cuda.current_stream(index).cuda_stream)
@@ -231,13 +247,15 @@ def work_stream(array: Any, index: int) -> int:
 
 def cast(array: Any, name: str) -> Any:
     """A contiguous array of another dtype, made by its own framework where it lies."""
-    if _framework(array) == "torch":
+    if framework_of(array) == "torch":
         import torch
         return array.to(getattr(torch, name)).contiguous()
+    if framework_of(array) == "mstarc":
+        return array.to(name)
     if hasattr(array, "__array_namespace__"):
         space = array.__array_namespace__()
         return space.asarray(space.astype(array, _namespace_dtype(space, name)), order="C") \
-            if _framework(array) == "cupy" else space.astype(array, _namespace_dtype(space, name))
+            if framework_of(array) == "cupy" else space.astype(array, _namespace_dtype(space, name))
     raise TypeError(f"{type(array)!r} cannot be cast to {name} by this package; cast it first")
 
 
@@ -249,7 +267,7 @@ def _namespace_dtype(space: Any, name: str) -> Any:
 
 
 def _make(array: Any, shape: tuple[int, ...], name: str, maker: str) -> Any:
-    framework = _framework(array)
+    framework = framework_of(array)
     if framework == "torch":
         import torch
         return getattr(array, "new_" + maker)(shape, dtype=getattr(torch, name))
@@ -276,11 +294,11 @@ def zeros_like(array: Any, shape: tuple[int, ...], name: str) -> Any:
 
 def adopt(array: Any, made: Any) -> Any:
     """made, a Tensor of this package, as an array of array's framework where one takes it."""
-    if _framework(array) in ("jax", "jaxlib"):
+    if framework_of(array) in ("jax", "jaxlib"):
         import jax
         return jax.dlpack.from_dlpack(made)
     if hasattr(array, "__array_namespace__"):
         space = array.__array_namespace__()
-        if hasattr(space, "from_dlpack") and _framework(array) != "numpy":
+        if hasattr(space, "from_dlpack") and framework_of(array) != "numpy":
             return space.from_dlpack(made)
     return made

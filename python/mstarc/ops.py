@@ -7,12 +7,16 @@
     embedding              rows of tables, summed
     pooling, normalize     one vector a segment; unit length
 
-Every operation works row by row on the CPU: the bits of a row depend on that row alone, whatever
-else is in the batch. Arithmetic is float32; results are rounded once. x, residual and out are [T, M]
+Every operation works row by row: the bits of a row depend on that row alone, whatever else is in the
+batch. Arithmetic is float32; results are rounded once. x, residual and out are [T, M]
 (rotary: [T, H, D]), float32, bfloat16 or float16, from any framework, rows strided as they like;
 another dtype, or a last dimension that is not contiguous, is cast into a copy first. A result is new
 memory of x's own framework and dtype, unless `out` is given (x or residual may be it where that is
 said), which is then written and returned.
+
+Tensors lie on the CPU or all on one GPU, where work is given to the stream that x's framework works on
+and is not waited for. Ids, positions and offsets are read from host memory, and cost a wait where they
+lie on a device.
 
 Inside the forward of a runner that is being captured, an operation is recorded in place of being
 run, and replayed later with what its tensors hold then. Nothing may be copied on the way there: such
@@ -28,7 +32,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mstarc import _core
-from mstarc._frameworks import dtype_name
+from mstarc._frameworks import device_name, dtype_name, place_name, to_host
 
 __all__ = [
     "Linear", "activate", "embedding", "layer_norm", "normalize", "pooling", "rms_norm", "rotary",
@@ -40,6 +44,10 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
+def _on_host(arrays: list[Any]) -> list[Any]:
+    return [to_host(one) if place_name(one) != "cpu" else one for one in arrays]
+
+
 class Linear:
     """out = activation(x W^T + bias) + residual.
 
@@ -48,16 +56,21 @@ class Linear:
             product of all their rows, as for a fused query-key-value projection.
         bias: [out_features] or None; a list where weight is one.
         activation: None, "gelu", "gelu_tanh", "relu", "silu", "tanh" or "sigmoid".
-        weight_dtype: how the packed weights are kept: "float32", or "bfloat16" for half the memory.
+        weight_dtype: how the packed weights are kept: "float32", or "bfloat16" for half the memory;
+            on a GPU "float16" too.
+        device: where it computes; None: where weight lies.
     """
 
     def __init__(
         self, weight: Any, bias: Any = None, *, activation: str | None = None,
-        weight_dtype: Any = "float32",
+        weight_dtype: Any = "float32", device: Any = None,
     ) -> None:
         weights = _as_list(weight)
         biases = [None] * len(weights) if bias is None else _as_list(bias)
-        self._core = _core.Linear(weights, biases, activation or "none", dtype_name(weight_dtype))
+        where = device_name(device) if device is not None else \
+            place_name(weights[0]) if weights else "cpu"
+        self._core = _core.Linear(_on_host(weights), _on_host(biases), activation or "none",
+                                  dtype_name(weight_dtype), where)
 
     def __call__(self, x: Any, residual: Any = None, *, out: Any = None) -> Any:
         """x [T, in_features] to [T, out_features]. out may be residual."""

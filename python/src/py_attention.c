@@ -14,9 +14,7 @@ typedef struct mstc_attention {
     PyObject_HEAD int kind;
     void *wrapper; /* one of the library's three */
     PyThread_type_lock lock;
-    mstar_device *device; /* borrowed: open until the process ends */
-    mstar_device_kind device_kind;
-    int32_t device_index;
+    mstc_place place;
     int32_t num_qo_heads, head_dim;
     mstar_dtype dtype;
     bool graph;
@@ -131,11 +129,11 @@ static int take_workspace(mstc_state *state, mstc_attention *self, PyObject *obj
         PyErr_SetString(PyExc_ValueError, "workspace_buffer is read-only");
         return -1;
     }
-    if (view->device_type != (int32_t)self->device_kind || view->device_id != self->device_index) {
+    if (view->device_type != (int32_t)self->place.kind || view->device_id != self->place.index) {
         PyErr_Format(PyExc_ValueError,
                      "workspace_buffer lies on DLPack device (%d, %d); the wrapper is on (%d, %d)",
-                     (int)view->device_type, (int)view->device_id, (int)self->device_kind,
-                     (int)self->device_index);
+                     (int)view->device_type, (int)view->device_id, (int)self->place.kind,
+                     (int)self->place.index);
         return -1;
     }
     const size_t have = (size_t)count * (view->bits / 8u);
@@ -165,20 +163,13 @@ static int read_layout(const char *text, mstar_kv_layout *layout)
 static int attention_create(mstc_state *state, mstc_attention *self, const char *device_name,
                             const mstar_ragged_prefill_desc *desc, PyObject *workspace)
 {
-    mstar_device *device = mstc_device(state, device_name);
-    self->device = device;
-    mstar_device_info info = {.struct_size = sizeof info};
     void *memory;
     size_t bytes;
-    if (device == NULL)
+    if (mstc_place_of(state, device_name, &self->place) < 0 ||
+        take_workspace(state, self, workspace, &memory, &bytes) < 0)
         return -1;
-    mstar_status status = mstar_device_query(device, &info);
-    self->device_kind = info.kind;
-    self->device_index = info.index;
-    if (status == MSTAR_OK && take_workspace(state, self, workspace, &memory, &bytes) < 0)
-        return -1;
-    if (status == MSTAR_OK)
-        status = create(self->kind, device, desc, memory, bytes, &self->wrapper);
+    mstar_status status =
+        create(self->kind, self->place.device, desc, memory, bytes, &self->wrapper);
     if (status != MSTAR_OK) {
         mstc_raise(status);
         return -1;
@@ -274,29 +265,18 @@ static int attention_traverse(PyObject *object, visitproc visit, void *arg)
 
 /* ---- plan ------------------------------------------------------------------------------------ */
 
-/*
- * The stream of a call: that of the forward in hand on the CPU, where NULL is the wrapper's own; on
- * a GPU the one that the caller's framework works on now.
- */
+/* The stream of a call; NULL: the wrapper's own, on the CPU outside of forwards. */
 static int find_stream(mstc_state *state, const mstc_attention *self, PyObject *like,
                        mstar_stream **stream)
 {
     const mstc_session *session = mstc_session_now();
-    if (self->device_kind == MSTAR_DEVICE_CPU) {
-        *stream = session == NULL ? NULL : session->stream;
+    if (self->place.kind == MSTAR_DEVICE_CPU) {
+        const bool inside = session != NULL && session->stream != NULL &&
+                            mstar_stream_get_device(session->stream) == self->place.device;
+        *stream = inside ? session->stream : NULL;
         return 0;
     }
-    PyObject *module = mstc_frameworks(state);
-    PyObject *number = module == NULL ? NULL
-                                      : PyObject_CallMethod(module, "work_stream", "Oi", like,
-                                                            (int)self->device_index);
-    if (number == NULL)
-        return -1;
-    void *native = PyLong_AsVoidPtr(number);
-    Py_DECREF(number);
-    if (native == NULL && PyErr_Occurred() != NULL)
-        return -1;
-    *stream = mstc_native_stream(state, self->device, native);
+    *stream = mstc_stream_take(state, &self->place, like);
     return *stream == NULL ? -1 : 0;
 }
 
@@ -305,7 +285,7 @@ static PyObject *plan_offsets(mstc_state *state, mstc_attention *self, const mst
 {
     mstar_status status;
     mstar_stream *stream;
-    if (find_stream(state, self, Py_None, &stream) < 0)
+    if (find_stream(state, self, NULL, &stream) < 0)
         return NULL;
     mstc_lock(self->lock);
     Py_BEGIN_ALLOW_THREADS status = plan(self, stream, q, kv, causal);
@@ -360,7 +340,7 @@ static mstar_status run_inputs(const mstc_attention *self, mstar_stream *stream,
     if (status == MSTAR_OK)
         status = run(self, stream, &inputs[0].tensor, &inputs[1].tensor, &inputs[2].tensor, out);
     /* graph mode does this itself, and device memory came zeroed */
-    if (status == MSTAR_OK && !self->graph && self->device_kind == MSTAR_DEVICE_CPU &&
+    if (status == MSTAR_OK && !self->graph && self->place.kind == MSTAR_DEVICE_CPU &&
         out->shape[0] > self->planned_tokens) {
         const size_t row = (size_t)out->strides[0] * mstar_dtype_bytes(self->dtype);
         const size_t begin = (size_t)self->planned_tokens;
@@ -375,14 +355,15 @@ static PyObject *run_into_new(mstc_state *state, mstc_attention *self, PyObject 
     const int64_t shape[3] = {inputs[0].view.shape[0], self->num_qo_heads, self->head_dim};
     mstc_view view;
     mstar_stream *stream;
-    const bool cpu = self->device_kind == MSTAR_DEVICE_CPU;
+    const bool cpu = self->place.kind == MSTAR_DEVICE_CPU;
     const bool zero = !cpu && !self->graph && shape[0] > self->planned_tokens;
     if (find_stream(state, self, q, &stream) < 0)
         return NULL;
     PyObject *made = mstc_output_new(state, q, &inputs[0].view, self->dtype, zero, 3, shape, &view);
     if (made == NULL)
         return NULL;
-    if (mstc_session_keep(state, (PyObject *)self) < 0 || mstc_session_keep(state, made) < 0) {
+    if (mstc_session_keep(state, (PyObject *)self, NULL) < 0 ||
+        mstc_session_keep(state, made, view.data) < 0) {
         mstc_view_drop(&view);
         Py_DECREF(made);
         return NULL;
@@ -422,8 +403,8 @@ static PyObject *attention_run(PyObject *object, PyObject *const *args, Py_ssize
         return NULL;
     }
     int taken = 0;
-    mstc_wish wish = {.device_kind = self->device_kind,
-                      .device_index = self->device_index,
+    mstc_wish wish = {.device_kind = (int32_t)self->place.kind,
+                      .device_index = self->place.index,
                       .rank = 3,
                       .dtype = (int32_t)self->dtype,
                       .dimensions = "tokens, heads and head dim"};

@@ -18,6 +18,13 @@
 
 #include <mstar.h>
 
+/* Where memory lies and work is done: a device by name, "cpu" or "cuda:0". */
+typedef struct mstc_place {
+    mstar_device *device; /* borrowed: open until the process ends */
+    mstar_device_kind kind;
+    int32_t index;
+} mstc_place;
+
 /* ---- module state ---------------------------------------------------------------------------- */
 
 enum { MSTC_MAX_DEVICES = 32, MSTC_MAX_STREAMS = 64 };
@@ -35,7 +42,7 @@ typedef struct mstc_state {
     PyObject *no_arguments;   /* () */
     struct {
         char name[16];
-        mstar_device *device;
+        mstc_place place;
     } devices[MSTC_MAX_DEVICES];             /* opened at first use, open until the process ends */
     mstar_stream *streams[MSTC_MAX_STREAMS]; /* of the CPU, not in use now */
     int num_streams;
@@ -57,6 +64,8 @@ void mstc_raise_as(PyObject *class);
 PyObject *mstc_frameworks(mstc_state *state);
 /* A device by name, shared by all that ask; NULL with an exception. */
 mstar_device *mstc_device(mstc_state *state, const char *name);
+/* The same, and what it is. */
+int mstc_place_of(mstc_state *state, const char *name, mstc_place *place);
 /* One object at a time: a lock that waits without the interpreter's lock. */
 void mstc_lock(PyThread_type_lock lock);
 
@@ -86,6 +95,8 @@ typedef struct mstc_view {
 int mstc_view_take(mstc_state *state, PyObject *object, const char *name, mstc_view *view);
 /* Accepts a zeroed view. A pending exception stays pending. */
 void mstc_view_drop(mstc_view *view);
+/* Where it lies; opens the device. */
+int mstc_view_place(mstc_state *state, const mstc_view *view, mstc_place *place);
 /* The library's dtype; -1 with a TypeError for one it does not have. */
 int mstc_view_dtype(const mstc_view *view, const char *name, mstar_dtype *dtype);
 /* "float32", "int64": what messages call it. */
@@ -122,22 +133,32 @@ void mstc_offsets_drop(mstc_offsets *offsets);
 /* Memory that captures work in: what a tensor gives back serves the next one. */
 typedef struct mstc_pool mstc_pool;
 
-/* mstarc.Tensor: memory on the CPU that speaks DLPack and the buffer protocol. It owns a block, of
- * a pool's or its own, or looks at what its base owns. */
+/* mstarc.Tensor: memory that speaks DLPack and, on the CPU, the buffer protocol. It owns a block,
+ * of a pool's or its own, or looks at what its base owns. */
 typedef struct mstc_tensor {
-    PyObject_HEAD void *block; /* what is freed; NULL: a view */
+    PyObject_HEAD void *block; /* what is given back; NULL: a view */
     mstc_pool *pool;           /* whose the block is */
     PyObject *base;            /* of a view */
-    void *data;                /* aligned to 256 bytes in a block, as DLPack asks */
-    size_t bytes;              /* of the elements */
+    mstar_device_kind device_kind;
+    int32_t device_index;
+    void *data;   /* aligned to 256 bytes in a block, as DLPack asks */
+    size_t bytes; /* of the elements */
     mstar_dtype dtype;
     int32_t rank;
     int64_t shape[MSTAR_MAX_RANK], strides[MSTAR_MAX_RANK];
     Py_ssize_t buffer_shape[MSTAR_MAX_RANK], buffer_strides[MSTAR_MAX_RANK];
 } mstc_tensor;
-/* A new contiguous Tensor whose contents are not set, from the session's pool where it has one. */
-mstc_tensor *mstc_tensor_new(mstc_state *state, mstar_dtype dtype, int32_t rank,
-                             const int64_t *shape);
+/* A new contiguous Tensor whose contents are not set, from the session's pool where that is of this
+ * place. place NULL: the CPU. */
+mstc_tensor *mstc_tensor_new(mstc_state *state, const mstc_place *place, mstar_dtype dtype,
+                             int32_t rank, const int64_t *shape);
+/* tensor[index] and tensor.reshape(*sizes): views. */
+PyObject *mstc_tensor_subscript(PyObject *self, PyObject *index);
+PyObject *mstc_tensor_reshape(PyObject *self, PyObject *sizes);
+/* A contiguous copy, anywhere, of a view that can be read as dtype, in the order of the caller's
+ * stream; host memory is there on return. */
+PyObject *mstc_tensor_copy(mstc_state *state, const mstc_view *view, const char *name,
+                           const mstc_place *place, int32_t dtype);
 /* A Tensor on memory that base keeps alive. */
 PyObject *mstc_tensor_view(mstc_state *state, const mstar_tensor *view, PyObject *base);
 /* The Tensor as the library's tensor. */
@@ -170,6 +191,8 @@ typedef struct mstc_session {
     mstar_stream *stream;                     /* of the forward in hand; NULL: none */
     const int64_t *num_tokens, *num_requests; /* live counts of the forward */
     mstc_pool *pool;                          /* where new tensors come from; NULL: fresh memory */
+    const mstar_tensors *inputs;              /* of the forward: memory that outlives its capture */
+    PyObject *driver;                         /* _owns(address): memory of its own pools */
     bool capturing;
     PyObject *keep; /* list of what a capture reads, which must outlive it */
     PyObject
@@ -189,23 +212,28 @@ mstar_status mstc_session_fail(int64_t bs, int64_t num_tokens);
 PyObject *mstc_collected(PyObject *failures, int result);
 /* True when a callback need not begin, since the call is to end: something like Ctrl-C. */
 bool mstc_session_is_over(void);
-/* An object that work refers to stays alive as long as what is being captured. */
-int mstc_session_keep(mstc_state *state, PyObject *object);
+/* An object that work refers to stays alive as long as what is being captured. data: its memory, or
+ * NULL; static inputs need no keeping. */
+int mstc_session_keep(mstc_state *state, PyObject *object, const void *data);
 /*
- * The stream for an operation: the forward's, else one that nobody else uses meanwhile, given back
- * by mstc_stream_done. NULL with an exception. Operations compute on the CPU.
+ * The stream for an operation: the forward's; else, on the CPU, one that nobody else uses
+ * meanwhile, and on a GPU the one that like's framework works on now (like NULL: torch's or
+ * cupy's). Given back by mstc_stream_done. NULL with an exception.
  */
-mstar_stream *mstc_stream_take(mstc_state *state);
-void mstc_stream_done(mstc_state *state, mstar_stream *stream);
+mstar_stream *mstc_stream_take(mstc_state *state, const mstc_place *place, PyObject *like);
+void mstc_stream_done(mstc_state *state, const mstc_place *place, mstar_stream *stream);
 /* A stream of the caller's on a GPU as one of the library's, kept for the next call. NULL with an
  * exception. */
 mstar_stream *mstc_native_stream(mstc_state *state, mstar_device *device, void *native);
+/* On a GPU, whatever forward is in hand: the caller's. */
+mstar_stream *mstc_caller_stream(mstc_state *state, const mstc_place *place, PyObject *like);
 
-/* One reference is the caller's; NULL without memory. */
-mstc_pool *mstc_pool_create(void);
+/* Memory of a device; NULL: host memory. One reference is the caller's; NULL without memory. */
+mstc_pool *mstc_pool_create(mstar_device *device);
+mstar_device *mstc_pool_device(const mstc_pool *pool);
 void mstc_pool_release(mstc_pool *pool);
-/* A block and a reference; NULL without memory. */
-void *mstc_pool_take(mstc_pool *pool, size_t bytes);
+/* A block (of a device: an mstar_buffer) and a reference. */
+mstar_status mstc_pool_take(mstc_pool *pool, size_t bytes, void **block);
 void mstc_pool_give(mstc_pool *pool, void *block);
 /* What it holds, in use or not. */
 size_t mstc_pool_bytes(const mstc_pool *pool);
@@ -215,7 +243,7 @@ size_t mstc_pool_bytes(const mstc_pool *pool);
 /* What an operation expects of a tensor. */
 typedef struct mstc_wish {
     const char *name;
-    mstar_device_kind device_kind;
+    int32_t device_kind; /* mstar_device_kind; -1: any */
     int32_t device_index;
     int32_t rank;
     int32_t dtype; /* mstar_dtype that the tensor is cast to; -1: one that kernels read, as it is */
@@ -236,20 +264,23 @@ int mstc_input_take(mstc_state *state, const mstc_wish *wish, PyObject *object, 
 mstar_status mstc_input_pack(mstc_input *input);
 void mstc_input_drop(mstc_input *input);
 /* The tensor that the caller gave to write to, checked, its dtype in *dtype; for None a new one
- * like `like`. A new reference. */
+ * like `like`. It lies where like_view says. A new reference. */
 PyObject *mstc_output_take(mstc_state *state, PyObject *given, PyObject *like,
-                           const mstc_view *like_view, mstar_dtype *dtype, int32_t rank,
+                           const mstc_view *like_view, mstar_dtype *dtype, bool zero, int32_t rank,
                            const int64_t *shape, mstc_view *view);
 
 /*
  * One operation: what it reads, where it writes, on which stream. op_begin zeroes; every input is
  * added (None, where that is allowed, gives a NULL tensor), then the output; op_end gives all back
- * and answers the output, or NULL with an exception where something failed.
+ * and answers the output, or NULL with an exception where something failed. The first input is not
+ * None: it says where the operation runs, and on whose stream.
  */
 enum { MSTC_MAX_INPUTS = 10 };
 typedef struct mstc_op {
     mstc_state *state;
+    mstc_place place; /* where all of it lies: the first input's, unless it was set before */
     mstar_stream *stream;
+    bool zero; /* a new output begins as zeros */
     mstc_input inputs[MSTC_MAX_INPUTS];
     int num_inputs;
     PyObject *like, *out; /* like: borrowed, whose framework makes the output */
@@ -257,7 +288,7 @@ typedef struct mstc_op {
     mstc_view out_view;
     mstar_tensor out_tensor;
 } mstc_op;
-int mstc_op_begin(mstc_state *state, mstc_op *op);
+void mstc_op_begin(mstc_state *state, mstc_op *op);
 int mstc_op_input(mstc_op *op, const char *name, PyObject *object, int32_t rank, int32_t dtype,
                   const mstar_tensor **tensor);
 int mstc_op_output(mstc_op *op, PyObject *given, PyObject *like, const mstc_view *like_view,

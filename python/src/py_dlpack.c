@@ -83,7 +83,7 @@ static PyObject *legacy_capsule(mstc_tensor *self)
     return capsule;
 }
 
-static int check_device(PyObject *device)
+static int check_device(const mstc_tensor *self, PyObject *device)
 {
     int type = 0, index = 0;
     if (device == Py_None)
@@ -93,10 +93,48 @@ static int check_device(PyObject *device)
         PyErr_Format(PyExc_TypeError, "dl_device is %R; expected (device type, device id)", device);
         return -1;
     }
-    if (type == MSTAR_DEVICE_CPU)
+    if (type == (int)self->device_kind && index == self->device_index)
         return 0;
-    PyErr_Format(PyExc_BufferError, "dl_device is (%d, %d); this tensor lies on the CPU, (1, 0)",
-                 type, index);
+    PyErr_Format(PyExc_BufferError, "dl_device is (%d, %d); this tensor lies on (%d, %d)", type,
+                 index, (int)self->device_kind, (int)self->device_index);
+    return -1;
+}
+
+/* Numbers with a meaning of their own in DLPack; any other is a stream's address. */
+enum { NO_ORDER = -1, DEFAULT_STREAM = 1 };
+
+/* What the caller's stream has been given is done before what the reader's stream gets from now on.
+ * reader: as DLPack has it; None: the default stream. */
+static int order_after_caller(mstc_state *state, const mstc_tensor *self, PyObject *reader)
+{
+    const mstar_tensor look = mstc_tensor_look(self);
+    mstc_view view = {.device_type = (int32_t)look.device_kind, .device_id = look.device_index};
+    mstc_place place;
+    mstar_event *event = NULL;
+    const long long number = reader == Py_None ? DEFAULT_STREAM : PyLong_AsLongLong(reader);
+    if (number == -1 && PyErr_Occurred() != NULL)
+        return -1;
+    if (number == NO_ORDER)
+        return 0;
+    void *native = number == DEFAULT_STREAM ? NULL : (void *)(uintptr_t)number;
+    mstar_stream *from =
+        mstc_view_place(state, &view, &place) < 0 ? NULL : mstc_stream_take(state, &place, NULL);
+    if (from == NULL)
+        return -1;
+    if (mstar_stream_get_native(from) == native)
+        return 0;
+    mstar_stream *to = mstc_native_stream(state, place.device, native);
+    if (to == NULL)
+        return -1;
+    mstar_status status = mstar_event_create(place.device, &event);
+    if (status == MSTAR_OK)
+        status = mstar_event_record(event, from);
+    if (status == MSTAR_OK)
+        status = mstar_stream_wait_event(to, event);
+    mstar_event_destroy(event);
+    if (status == MSTAR_OK)
+        return 0;
+    mstc_raise(status);
     return -1;
 }
 
@@ -108,7 +146,9 @@ PyObject *mstc_tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream, &version,
                                      &device, &copy))
         return NULL;
-    if (stream != Py_None) {
+    const mstc_tensor *tensor = (const mstc_tensor *)self;
+    const bool on_cpu = tensor->device_kind == MSTAR_DEVICE_CPU;
+    if (on_cpu && stream != Py_None) {
         PyErr_Format(PyExc_BufferError, "stream is %R; a tensor on the CPU has none", stream);
         return NULL;
     }
@@ -119,7 +159,8 @@ PyObject *mstc_tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
             return NULL;
         }
     }
-    if (check_device(device) < 0)
+    if (check_device(tensor, device) < 0 ||
+        (!on_cpu && order_after_caller(PyType_GetModuleState(Py_TYPE(self)), tensor, stream) < 0))
         return NULL;
     const int copied = copy == Py_None ? 0 : PyObject_IsTrue(copy);
     if (copied < 0)
@@ -136,7 +177,7 @@ PyObject *mstc_tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
 
 PyObject *mstc_tensor_dlpack_device(PyObject *self, PyObject *unused)
 {
-    (void)self;
     (void)unused;
-    return Py_BuildValue("(ii)", MSTAR_DEVICE_CPU, 0);
+    const mstc_tensor *tensor = (const mstc_tensor *)self;
+    return Py_BuildValue("(ii)", (int)tensor->device_kind, (int)tensor->device_index);
 }

@@ -177,8 +177,8 @@ static PyObject *encoder_encode(PyObject *object, PyObject *args)
     if (texts == NULL)
         PyErr_NoMemory();
     else if (read_texts(tuple, count, texts) == 0)
-        vectors =
-            mstc_tensor_new(PyType_GetModuleState(Py_TYPE(object)), MSTAR_DTYPE_F32, 2, shape);
+        vectors = mstc_tensor_new(PyType_GetModuleState(Py_TYPE(object)), NULL, MSTAR_DTYPE_F32, 2,
+                                  shape);
     if (vectors != NULL) {
         mstar_status status;
         mstc_lock(self->lock);

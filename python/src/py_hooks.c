@@ -48,10 +48,13 @@ PyObject *mstc_context_tuple(const mstar_step_context *context)
             : Py_BuildValue("(LLsz)", (long long)context->lease->key.bs,
                             (long long)context->lease->key.num_tokens, context->lease->key.walk,
                             context->lease->key.additional_key_info);
+    PyObject *stream = PyLong_FromVoidPtr(
+        context->stream == NULL ? NULL : mstar_stream_get_native(context->stream));
     PyObject *tuple = NULL;
-    if (real != NULL && padded != NULL && lease != NULL)
-        tuple = Py_BuildValue("(siiOOO)", context->walk, (int)context->slot,
-                              (int)context->capturing, real, padded, lease);
+    if (real != NULL && padded != NULL && lease != NULL && stream != NULL)
+        tuple = Py_BuildValue("(siiOOOO)", context->walk, (int)context->slot,
+                              (int)context->capturing, real, padded, lease, stream);
+    Py_XDECREF(stream);
     Py_XDECREF(real);
     Py_XDECREF(padded);
     Py_XDECREF(lease);
@@ -154,43 +157,61 @@ static bool is_compact(const mstc_view *view)
     return true;
 }
 
-/* A tensor that does not lie as it must, as a Tensor that does. */
-static PyObject *hold_compact(mstc_state *state, PyObject *object, const char *name)
+/* A tensor that does not lie as or where it must, as a Tensor that does. */
+static PyObject *hold_copy(mstc_state *state, PyObject *object, const char *name,
+                           const mstc_place *place)
 {
-    mstar_dtype dtype;
     mstc_view view;
     if (mstc_view_take(state, object, name, &view) < 0)
         return NULL;
-    mstc_tensor *made = NULL;
-    if (mstc_view_dtype(&view, name, &dtype) == 0)
-        made = mstc_tensor_new(state, dtype, view.rank, view.shape);
-    mstar_status status = made == NULL ? MSTAR_OK : mstc_view_pack(&view, dtype, dtype, made->data);
+    PyObject *made = mstc_tensor_copy(state, &view, name, place, -1);
     mstc_view_drop(&view);
-    PyObject *holder = NULL;
-    if (status != MSTAR_OK)
-        mstc_raise(status);
-    else if (made != NULL)
-        holder = mstc_hold(state, (PyObject *)made, name);
-    Py_XDECREF((PyObject *)made);
+    PyObject *holder = made == NULL ? NULL : mstc_hold(state, made, name);
+    Py_XDECREF(made);
     return holder;
 }
 
-static int take_one(mstc_state *state, PyObject *holders, PyObject *key, PyObject *array,
-                    bool compact, mstar_tensors *tensors)
+static bool is_integer(const mstc_view *view)
 {
+    return view->code == 0 || view->code == 1 || view->code == 6;
+}
+
+/* Where a tensor has to be copied to; a place without a device: nowhere. static_on: where static
+ * inputs lie that are written to, numbers on a device; NULL: they are no static inputs. */
+static int copy_to_where(mstc_state *state, const mstc_view *view, const mstc_place *static_on,
+                         mstc_place *place)
+{
+    const bool on_cpu = view->device_type == MSTAR_DEVICE_CPU;
+    place->device = NULL;
+    if (static_on != NULL && static_on->kind != MSTAR_DEVICE_CPU && on_cpu && !is_integer(view)) {
+        *place = *static_on;
+        return 0;
+    }
+    const bool writable = static_on == NULL || (is_compact(view) && !view->read_only);
+    if (on_cpu && !(mstc_view_is_plain(view) && writable))
+        return mstc_place_of(state, "cpu", place);
+    return 0;
+}
+
+static int take_one(mstc_state *state, PyObject *holders, PyObject *key, PyObject *array,
+                    const mstc_place *static_on, mstar_tensors *tensors)
+{
+    mstc_place place;
     mstar_dtype dtype;
     const char *name = PyUnicode_Check(key) ? PyUnicode_AsUTF8AndSize(key, NULL) : NULL;
     if (name == NULL && PyErr_Occurred() == NULL)
         PyErr_Format(PyExc_TypeError, "a tensor is named %R; names are str", key);
     PyObject *holder = name == NULL ? NULL : mstc_hold(state, array, name);
-    if (holder != NULL && mstc_held(holder)->device_type == MSTAR_DEVICE_CPU &&
-        (!mstc_view_is_plain(mstc_held(holder)) ||
-         (compact && (!is_compact(mstc_held(holder)) || mstc_held(holder)->read_only)))) {
-        Py_DECREF(holder);
-        holder = hold_compact(state, array, name);
-    }
-    if (holder == NULL)
+    if (holder == NULL || copy_to_where(state, mstc_held(holder), static_on, &place) < 0) {
+        Py_XDECREF(holder);
         return -1;
+    }
+    if (place.device != NULL) {
+        Py_DECREF(holder);
+        holder = hold_copy(state, array, name, &place);
+        if (holder == NULL)
+            return -1;
+    }
     const mstc_view *view = mstc_held(holder);
     int result = mstc_view_dtype(view, name, &dtype);
     if (result == 0) {
@@ -203,7 +224,7 @@ static int take_one(mstc_state *state, PyObject *holders, PyObject *key, PyObjec
     return result;
 }
 
-PyObject *mstc_tensors_take(mstc_state *state, PyObject *arrays, bool compact,
+PyObject *mstc_tensors_take(mstc_state *state, PyObject *arrays, const mstc_place *static_on,
                             mstar_tensors *tensors)
 {
     PyObject *holders = PyDict_New(), *key, *array;
@@ -214,7 +235,7 @@ PyObject *mstc_tensors_take(mstc_state *state, PyObject *arrays, bool compact,
         return NULL;
     }
     while (PyDict_Next(arrays, &place, &key, &array)) {
-        if (take_one(state, holders, key, array, compact, tensors) < 0) {
+        if (take_one(state, holders, key, array, static_on, tensors) < 0) {
             Py_DECREF(holders);
             return NULL;
         }
@@ -310,4 +331,16 @@ void mstc_turn_give(mstc_turn *turn)
 {
     turn->thread = 0;
     PyThread_release_lock(turn->lock);
+}
+
+int mstc_wait_for_caller(mstc_state *state, const mstc_place *place)
+{
+    if (place->kind == MSTAR_DEVICE_CPU)
+        return 0;
+    mstar_stream *stream = mstc_caller_stream(state, place, NULL);
+    if (stream == NULL)
+        return -1;
+    mstar_status status;
+    Py_BEGIN_ALLOW_THREADS status = mstar_stream_synchronize(stream);
+    Py_END_ALLOW_THREADS return check_status(status);
 }

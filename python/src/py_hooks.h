@@ -9,8 +9,8 @@
 
 #include "py_core.h"
 
-/* (walk, slot, capturing, requests, padded requests, lease or None); a lease is
- * (bs, num_tokens, walk, key info or None). */
+/* (walk, slot, capturing, requests, padded requests, lease or None, stream); a lease is
+ * (bs, num_tokens, walk, key info or None); the stream's address on a GPU, 0 on the CPU. */
 PyObject *mstc_context_tuple(const mstar_step_context *context);
 PyObject *mstc_int_tuple(const int64_t *values, int64_t count);
 /* A sequence of ints as a new array, freed with PyMem_Free; never NULL but with an exception. */
@@ -24,8 +24,9 @@ int mstc_step_fill(mstar_step *step, PyObject *lowered);
 /* A tensor that is held: a capsule that owns a mstc_view, freed with it. */
 PyObject *mstc_hold(mstc_state *state, PyObject *object, const char *name);
 const mstc_view *mstc_held(PyObject *holder);
-/* {name: array} to records and {name: holder}; compact: every tensor has to be. NULL, exception. */
-PyObject *mstc_tensors_take(mstc_state *state, PyObject *arrays, bool compact,
+/* {name: array} to records and {name: holder}. static_on: they are static inputs of a region there,
+ * compact and writable, numbers in its memory; NULL: they are not. NULL with an exception. */
+PyObject *mstc_tensors_take(mstc_state *state, PyObject *arrays, const mstc_place *static_on,
                             mstar_tensors *tensors);
 /* Records to {name: Tensor}; what keeps their memory: base, or else the holder of the name. */
 PyObject *mstc_tensors_dict(mstc_state *state, const mstar_tensors *tensors, PyObject *base,
@@ -47,6 +48,10 @@ void mstc_turn_give(mstc_turn *turn);
 /* For a call that only reads: waits for other threads, but not for its own, whose turn it is then.
  * True: it has the turn and gives it back. */
 bool mstc_turn_read(mstc_turn *turn);
+
+/* The host waits for what the caller's stream has been given: a capture, which has a stream of its
+ * own, reads it. Nothing on the CPU. */
+int mstc_wait_for_caller(mstc_state *state, const mstc_place *place);
 
 /* ---- whole-forward configs ---------------------------------------------------------------------
  */

@@ -9,12 +9,11 @@ enum { ALIGNMENT = 64 };
 static int check_device(const mstc_wish *wish, const mstc_view *view)
 {
     const bool cpu = wish->device_kind == MSTAR_DEVICE_CPU;
-    if (view->device_type == (int32_t)wish->device_kind &&
-        (cpu || view->device_id == wish->device_index))
+    if (wish->device_kind < 0 ||
+        (view->device_type == wish->device_kind && (cpu || view->device_id == wish->device_index)))
         return 0;
-    PyErr_Format(PyExc_ValueError,
-                 "%s lies on DLPack device (%d, %d); the wrapper was made for (%d, %d)", wish->name,
-                 (int)view->device_type, (int)view->device_id, (int)wish->device_kind,
+    PyErr_Format(PyExc_ValueError, "%s lies on DLPack device (%d, %d); expected (%d, %d)",
+                 wish->name, (int)view->device_type, (int)view->device_id, (int)wish->device_kind,
                  (int)wish->device_index);
     return -1;
 }
@@ -93,13 +92,13 @@ static int fill(mstc_state *state, const mstc_wish *wish, mstc_input *input)
 {
     if (check(wish, input) < 0)
         return -1;
-    if (input->must_pack && wish->device_kind != MSTAR_DEVICE_CPU &&
+    if (input->must_pack && input->view.device_type != MSTAR_DEVICE_CPU &&
         cast_on_device(state, wish, input) < 0)
         return -1;
     if (input->must_pack)
         return make_room(wish, input);
     input->tensor = mstc_view_tensor(&input->view, input->dtype);
-    return mstc_session_keep(state, input->view.owner);
+    return mstc_session_keep(state, input->view.owner, input->view.data);
 }
 
 int mstc_input_take(mstc_state *state, const mstc_wish *wish, PyObject *object, mstc_input *input)

@@ -7,18 +7,15 @@
 
 typedef struct mstc_manager {
     PyObject_HEAD mstar_ragged_manager *manager;
+    mstc_place place;
     mstar_dtype dtype;
     int32_t num_qo_heads, head_dim; /* of this rank */
 } mstc_manager;
 
-static int create_manager(mstc_state *state, mstc_manager *self,
-                          const mstar_ragged_manager_desc *desc)
+static int create_manager(mstc_manager *self, const mstar_ragged_manager_desc *desc)
 {
-    mstar_device *device = mstc_device(state, "cpu");
     mstar_ragged_manager_info info = {.struct_size = sizeof info};
-    if (device == NULL)
-        return -1;
-    mstar_status status = mstar_ragged_manager_create(device, desc, &self->manager);
+    mstar_status status = mstar_ragged_manager_create(self->place.device, desc, &self->manager);
     if (status == MSTAR_OK)
         status = mstar_ragged_manager_query(self->manager, &info);
     if (status != MSTAR_OK) {
@@ -43,17 +40,20 @@ static PyObject *manager_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
                             "backend",
                             "dtype",
                             "tp_world_size",
+                            "device",
                             NULL};
     mstar_ragged_manager_desc desc;
     mstar_ragged_manager_desc_init(&desc);
     int kind;
     long long segments, tokens;
-    const char *backend, *dtype;
+    const char *backend, *dtype, *device;
     mstar_dtype parsed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiiidLLssi:Manager", names, &kind,
+    mstc_place place;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiiidLLssis:Manager", names, &kind,
                                      &desc.num_qo_heads, &desc.num_kv_heads, &desc.head_dim,
                                      &desc.sm_scale, &segments, &tokens, &backend, &dtype,
-                                     &desc.tp_world_size))
+                                     &desc.tp_world_size, &device) ||
+        mstc_place_of(PyType_GetModuleState(type), device, &place) < 0)
         return NULL;
     mstar_status status = mstar_dtype_parse(dtype, &parsed);
     if (status != MSTAR_OK) {
@@ -67,7 +67,9 @@ static PyObject *manager_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     desc.dtype = (int32_t)parsed;
     allocfunc alloc = PyType_GetSlot(type, Py_tp_alloc);
     mstc_manager *self = (mstc_manager *)alloc(type, 0);
-    if (self != NULL && create_manager(PyType_GetModuleState(type), self, &desc) < 0)
+    if (self != NULL)
+        self->place = place;
+    if (self != NULL && create_manager(self, &desc) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -81,18 +83,32 @@ static void manager_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-/* What an eager run leaves as it was: rows past the plan. */
-static void clear_tail(const mstc_manager *self, const char *label, const mstar_tensor *out)
+/* The first row that an eager run leaves as it was: those past the plan; rows: it leaves none. */
+static int64_t begin_of_tail(const mstc_manager *self, const char *label, int64_t rows)
 {
     mstar_ragged_prefill_info info = {.struct_size = sizeof info};
-    const mstc_session *session = mstc_session_now();
-    if (session->capturing ||
+    if (mstc_session_now()->capturing ||
         mstar_ragged_manager_query_wrapper(self->manager, label, &info) != MSTAR_OK ||
-        info.num_tokens < 0 || info.num_tokens >= out->shape[0])
+        info.num_tokens < 0 || info.num_tokens >= rows)
+        return rows;
+    return info.num_tokens;
+}
+
+/* A device's output began as zeros where that is needed. */
+static void clear_tail(const mstc_manager *self, const char *label, const mstar_tensor *out)
+{
+    if (self->place.kind != MSTAR_DEVICE_CPU)
         return;
+    const int64_t begin = begin_of_tail(self, label, out->shape[0]);
     const size_t row = (size_t)out->strides[0] * mstar_dtype_bytes(out->dtype);
-    memset((char *)out->data + (size_t)info.num_tokens * row, 0,
-           (size_t)(out->shape[0] - info.num_tokens) * row);
+    if (begin < out->shape[0])
+        memset((char *)out->data + (size_t)begin * row, 0, (size_t)(out->shape[0] - begin) * row);
+}
+
+static bool begins_as_zeros(const mstc_manager *self, const char *label, const mstar_tensor *q)
+{
+    return self->place.kind != MSTAR_DEVICE_CPU &&
+           begin_of_tail(self, label, q->shape[0]) < q->shape[0];
 }
 
 /* run(q, k, v, label or None) */
@@ -118,16 +134,19 @@ static PyObject *manager_run(PyObject *object, PyObject *args)
                         "a manager runs inside the forward of a runner, which plans for it");
         return NULL;
     }
-    if (mstc_op_begin(state, &op) < 0)
-        return NULL;
+    mstc_op_begin(state, &op);
+    op.place = self->place;
     mstar_status status = MSTAR_OK;
     const int32_t dtype = (int32_t)self->dtype;
-    int failed = mstc_session_keep(state, object) < 0 ||
+    int failed = mstc_session_keep(state, object, NULL) < 0 ||
                  mstc_op_input(&op, "q", given[0], 3, dtype, &q) < 0 ||
                  mstc_op_input(&op, "k", given[1], 3, dtype, &k) < 0 ||
-                 mstc_op_input(&op, "v", given[2], 3, dtype, &v) < 0 ||
-                 mstc_op_output(&op, Py_None, given[0], &op.inputs[0].view, self->dtype, 3,
+                 mstc_op_input(&op, "v", given[2], 3, dtype, &v) < 0;
+    if (!failed) {
+        op.zero = begins_as_zeros(self, label, q);
+        failed = mstc_op_output(&op, Py_None, given[0], &op.inputs[0].view, self->dtype, 3,
                                 (int64_t[]){q->shape[0], self->num_qo_heads, self->head_dim}) < 0;
+    }
     if (!failed) {
         Py_BEGIN_ALLOW_THREADS status = mstc_op_pack(&op);
         if (status == MSTAR_OK)

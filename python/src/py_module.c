@@ -46,30 +46,53 @@ PyObject *mstc_frameworks(mstc_state *state)
     return state->frameworks;
 }
 
-mstar_device *mstc_device(mstc_state *state, const char *name)
+static int open_place(const char *name, mstc_place *place)
 {
-    int place = 0;
-    while (place < MSTC_MAX_DEVICES && state->devices[place].device != NULL) {
-        if (strcmp(state->devices[place].name, name) == 0)
-            return state->devices[place].device;
-        place++;
-    }
-    if (place == MSTC_MAX_DEVICES || strlen(name) >= sizeof state->devices[0].name) {
-        PyErr_Format(PyExc_ValueError, "device is '%.40s', which is not the name of a device",
-                     name);
-        return NULL;
-    }
-    mstar_status status = mstar_device_open(name, NULL, &state->devices[place].device);
+    mstar_device_info info = {.struct_size = sizeof info};
+    mstar_device *device = NULL;
+    mstar_status status = mstar_device_open(name, NULL, &device);
     if (status == MSTAR_NOT_FOUND) { /* a name that is no name is a bad value, not a missing key */
         mstc_raise_as(PyExc_ValueError);
-        return NULL;
+        return -1;
     }
+    if (status == MSTAR_OK)
+        status = mstar_device_query(device, &info);
     if (status != MSTAR_OK) {
         mstc_raise(status);
-        return NULL;
+        if (device != NULL)
+            mstar_device_close(device);
+        return -1;
     }
-    strcpy(state->devices[place].name, name);
-    return state->devices[place].device;
+    *place = (mstc_place){device, info.kind, info.kind == MSTAR_DEVICE_CPU ? 0 : info.index};
+    return 0;
+}
+
+int mstc_place_of(mstc_state *state, const char *name, mstc_place *place)
+{
+    int at = 0;
+    while (at < MSTC_MAX_DEVICES && state->devices[at].place.device != NULL) {
+        if (strcmp(state->devices[at].name, name) == 0) {
+            *place = state->devices[at].place;
+            return 0;
+        }
+        at++;
+    }
+    if (at == MSTC_MAX_DEVICES || strlen(name) >= sizeof state->devices[0].name) {
+        PyErr_Format(PyExc_ValueError, "device is '%.40s', which is not the name of a device",
+                     name);
+        return -1;
+    }
+    if (open_place(name, place) < 0)
+        return -1;
+    state->devices[at].place = *place;
+    strcpy(state->devices[at].name, name);
+    return 0;
+}
+
+mstar_device *mstc_device(mstc_state *state, const char *name)
+{
+    mstc_place place;
+    return mstc_place_of(state, name, &place) < 0 ? NULL : place.device;
 }
 
 void mstc_lock(PyThread_type_lock lock)
@@ -183,8 +206,8 @@ static void module_free(void *module)
         mstar_stream_destroy(state->streams[--state->num_streams]);
     while (state->num_natives > 0)
         mstar_stream_destroy(state->natives[--state->num_natives].stream);
-    for (int i = 0; i < MSTC_MAX_DEVICES && state->devices[i].device != NULL; i++)
-        mstar_device_close(state->devices[i].device);
+    for (int i = 0; i < MSTC_MAX_DEVICES && state->devices[i].place.device != NULL; i++)
+        mstar_device_close(state->devices[i].place.device);
 }
 
 static PyModuleDef_Slot module_slots[] = {

@@ -3,15 +3,25 @@
 
 #include "py_core.h"
 
-int mstc_op_begin(mstc_state *state, mstc_op *op)
+void mstc_op_begin(mstc_state *state, mstc_op *op)
 {
     op->state = state;
+    op->place = (mstc_place){.device = NULL};
+    op->stream = NULL;
+    op->zero = false;
     op->num_inputs = 0;
     op->like = NULL;
     op->out = NULL;
     op->is_new = false;
     memset(&op->out_view, 0, sizeof op->out_view);
-    op->stream = mstc_stream_take(state);
+}
+
+/* The first input says where. */
+static int settle(mstc_op *op, const mstc_view *first)
+{
+    if (op->place.device == NULL && mstc_view_place(op->state, first, &op->place) < 0)
+        return -1;
+    op->stream = mstc_stream_take(op->state, &op->place, first->owner);
     return op->stream == NULL ? -1 : 0;
 }
 
@@ -26,8 +36,10 @@ int mstc_op_input(mstc_op *op, const char *name, PyObject *object, int32_t rank,
     *tensor = NULL;
     if (object == Py_None)
         return 0;
+    const bool anywhere = op->place.device == NULL;
     const mstc_wish wish = {.name = name,
-                            .device_kind = MSTAR_DEVICE_CPU,
+                            .device_kind = anywhere ? -1 : (int32_t)op->place.kind,
+                            .device_index = op->place.index,
                             .rank = rank,
                             .dtype = dtype,
                             .dimensions = dimensions_of(rank)};
@@ -35,6 +47,8 @@ int mstc_op_input(mstc_op *op, const char *name, PyObject *object, int32_t rank,
     if (mstc_input_take(op->state, &wish, object, input) < 0)
         return -1;
     op->num_inputs++;
+    if (op->stream == NULL && settle(op, &input->view) < 0)
+        return -1;
     *tensor = &input->tensor;
     return 0;
 }
@@ -44,12 +58,12 @@ int mstc_op_output(mstc_op *op, PyObject *given, PyObject *like, const mstc_view
 {
     op->like = like;
     op->is_new = given == Py_None;
-    op->out =
-        mstc_output_take(op->state, given, like, like_view, &dtype, rank, shape, &op->out_view);
+    op->out = mstc_output_take(op->state, given, like, like_view, &dtype, op->zero, rank, shape,
+                               &op->out_view);
     if (op->out == NULL)
         return -1;
     op->out_tensor = mstc_view_tensor(&op->out_view, dtype);
-    return mstc_session_keep(op->state, op->out);
+    return mstc_session_keep(op->state, op->out, op->out_view.data);
 }
 
 mstar_status mstc_op_pack(mstc_op *op)
@@ -68,7 +82,7 @@ PyObject *mstc_op_end(mstc_op *op, int failed, mstar_status status)
     while (op->num_inputs > 0)
         mstc_input_drop(&op->inputs[--op->num_inputs]);
     if (op->stream != NULL)
-        mstc_stream_done(op->state, op->stream);
+        mstc_stream_done(op->state, &op->place, op->stream);
     if (failed || status != MSTAR_OK) {
         Py_XDECREF(op->out);
         return NULL;
@@ -95,7 +109,7 @@ int mstc_op_integers(mstc_state *state, const char *name, const char *kind, int6
             view->rank == 1 && view->device_type == MSTAR_DEVICE_CPU && mstc_view_is_plain(view)) {
             integers->values = view->data;
             integers->count = view->shape[0];
-            return mstc_session_keep(state, object);
+            return mstc_session_keep(state, object, view->data);
         }
         PyErr_Clear();
         mstc_integers_drop(integers);
@@ -103,7 +117,7 @@ int mstc_op_integers(mstc_state *state, const char *name, const char *kind, int6
     if (capturing) {
         PyErr_Format(PyExc_ValueError,
                      "%s would be copied, and a capture would keep the copy of today: give %s as a "
-                     "contiguous tensor of int32",
+                     "contiguous tensor of int32 in host memory",
                      name, kind);
         return -1;
     }

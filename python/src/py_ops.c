@@ -38,6 +38,7 @@ static int find_activation(const char *text, mstar_activation *activation)
 
 typedef struct mstc_linear {
     PyObject_HEAD mstar_linear *linear;
+    mstc_place place;
     int64_t in_features, out_features;
 } mstc_linear;
 
@@ -75,8 +76,8 @@ static int make_linear(mstc_state *state, mstc_linear *self, const mstar_linear_
     const mstar_tensor *weight[MAX_PARTS], *bias[MAX_PARTS];
     const int32_t parts = (int32_t)PyList_Size(weights);
     mstar_linear_info info = {.struct_size = sizeof info};
-    mstar_device *device = mstc_device(state, "cpu");
-    int taken = 0, failed = device == NULL;
+    mstar_device *device = self->place.device;
+    int taken = 0, failed = 0;
     mstc_input *inputs = PyMem_Calloc(2 * MAX_PARTS, sizeof *inputs);
     if (inputs == NULL) {
         PyErr_NoMemory();
@@ -101,16 +102,17 @@ static int make_linear(mstc_state *state, mstc_linear *self, const mstar_linear_
     return failed || status != MSTAR_OK ? -1 : 0;
 }
 
-/* Linear(weights, biases, activation, weight_dtype): lists of equal length. */
+/* Linear(weights, biases, activation, weight_dtype, device): lists of equal length, on the CPU. */
 static PyObject *linear_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"weights", "biases", "activation", "weight_dtype", NULL};
+    static char *names[] = {"weights", "biases", "activation", "weight_dtype", "device", NULL};
     PyObject *weights, *biases;
-    const char *activation, *dtype;
+    const char *activation, *dtype, *device;
+    mstc_place place;
     mstar_linear_desc desc;
     mstar_linear_desc_init(&desc);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!ss:Linear", names, &PyList_Type, &weights,
-                                     &PyList_Type, &biases, &activation, &dtype))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!sss:Linear", names, &PyList_Type, &weights,
+                                     &PyList_Type, &biases, &activation, &dtype, &device))
         return NULL;
     const Py_ssize_t parts = PyList_Size(weights);
     if (parts < 1 || parts > MAX_PARTS || PyList_Size(biases) != parts) {
@@ -118,7 +120,8 @@ static PyObject *linear_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
                      PyList_Size(biases), MAX_PARTS);
         return NULL;
     }
-    if (find_activation(activation, &desc.activation) < 0)
+    if (find_activation(activation, &desc.activation) < 0 ||
+        mstc_place_of(PyType_GetModuleState(type), device, &place) < 0)
         return NULL;
     mstar_status status = mstar_dtype_parse(dtype, &desc.weight_dtype);
     if (status != MSTAR_OK) {
@@ -127,6 +130,8 @@ static PyObject *linear_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     }
     allocfunc alloc = PyType_GetSlot(type, Py_tp_alloc);
     mstc_linear *self = (mstc_linear *)alloc(type, 0);
+    if (self != NULL)
+        self->place = place;
     if (self != NULL && make_linear(PyType_GetModuleState(type), self, &desc, weights, biases) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
@@ -150,10 +155,12 @@ static PyObject *linear_run(PyObject *object, PyObject *args)
     const mstar_tensor *x, *residual;
     mstc_op op;
     if (!PyArg_ParseTuple(args, "OOO", &x_object, &residual_object, &out) ||
-        check_given("x", x_object) < 0 || mstc_op_begin(state, &op) < 0)
+        check_given("x", x_object) < 0)
         return NULL;
+    mstc_op_begin(state, &op);
+    op.place = self->place;
     mstar_status status = MSTAR_OK;
-    int failed = mstc_session_keep(state, object) < 0 ||
+    int failed = mstc_session_keep(state, object, NULL) < 0 ||
                  mstc_op_input(&op, "x", x_object, 2, -1, &x) < 0 ||
                  mstc_op_input(&op, "residual", residual_object, 2, -1, &residual) < 0 ||
                  mstc_op_output(&op, out, x_object, &op.inputs[0].view, op.inputs[0].dtype, 2,
@@ -222,9 +229,9 @@ static PyObject *norm(PyObject *module, PyObject *args)
     mstc_op op;
     if (!PyArg_ParseTuple(args, "OOOdOOp", &x_object, &weight_object, &bias_object, &eps,
                           &residual_object, &out, &rms) ||
-        check_given("x", x_object) < 0 || check_given("weight", weight_object) < 0 ||
-        mstc_op_begin(state_of_module(module), &op) < 0)
+        check_given("x", x_object) < 0 || check_given("weight", weight_object) < 0)
         return NULL;
+    mstc_op_begin(state_of_module(module), &op);
     mstar_status status = MSTAR_OK;
     int failed = mstc_op_input(&op, "x", x_object, 2, -1, &x) < 0 ||
                  mstc_op_input(&op, "weight", weight_object, 1, MSTAR_DTYPE_F32, &weight) < 0 ||
@@ -251,9 +258,9 @@ static PyObject *activate(PyObject *module, PyObject *args)
     mstar_activation activation;
     mstc_op op;
     if (!PyArg_ParseTuple(args, "OsO", &x_object, &name, &out) ||
-        find_activation(name, &activation) < 0 || check_given("x", x_object) < 0 ||
-        mstc_op_begin(state_of_module(module), &op) < 0)
+        find_activation(name, &activation) < 0 || check_given("x", x_object) < 0)
         return NULL;
+    mstc_op_begin(state_of_module(module), &op);
     mstar_status status = MSTAR_OK;
     int failed =
         mstc_op_input(&op, "x", x_object, 2, -1, &x) < 0 || output_like_x(&op, out, x_object) < 0;
@@ -272,9 +279,9 @@ static PyObject *normalize(PyObject *module, PyObject *args)
     PyObject *x_object, *out;
     const mstar_tensor *x;
     mstc_op op;
-    if (!PyArg_ParseTuple(args, "OO", &x_object, &out) || check_given("x", x_object) < 0 ||
-        mstc_op_begin(state_of_module(module), &op) < 0)
+    if (!PyArg_ParseTuple(args, "OO", &x_object, &out) || check_given("x", x_object) < 0)
         return NULL;
+    mstc_op_begin(state_of_module(module), &op);
     mstar_status status = MSTAR_OK;
     int failed =
         mstc_op_input(&op, "x", x_object, 2, -1, &x) < 0 || output_like_x(&op, out, x_object) < 0;
@@ -312,10 +319,7 @@ static PyObject *rotary(PyObject *module, PyObject *args)
         mstc_op_integers(state, "positions", "positions", INT32_MIN, positions_object, &positions) <
             0)
         return NULL;
-    if (mstc_op_begin(state, &op) < 0) {
-        mstc_integers_drop(&positions);
-        return NULL;
-    }
+    mstc_op_begin(state, &op);
     mstar_status status = MSTAR_OK;
     int failed = mstc_op_input(&op, "x", x_object, 3, -1, &x) < 0 ||
                  check_count("positions", positions.count, x->shape[0]) < 0 ||
@@ -342,8 +346,7 @@ static PyObject *embed(mstc_state *state, PyObject *tables, PyObject *ids, PyObj
     const mstar_tensor *table[MAX_TABLES];
     const int32_t *values[MAX_TABLES];
     mstc_op op;
-    if (mstc_op_begin(state, &op) < 0)
-        return NULL;
+    mstc_op_begin(state, &op);
     mstar_status status = MSTAR_OK;
     int failed = 0, taken = 0;
     for (int i = 0; i < count && !failed; i++) {
@@ -355,9 +358,13 @@ static PyObject *embed(mstc_state *state, PyObject *tables, PyObject *ids, PyObj
             failed = check_count("ids", integers[i].count, integers[0].count) < 0;
         }
     }
-    mstc_view plain = {.code = 2}; /* numpy's bfloat16 has a name only where ids have it */
-    failed = failed || mstc_op_output(&op, out, PyList_GetItem(ids, 0), &plain, op.inputs[0].dtype,
-                                      2, (int64_t[]){integers[0].count, table[0]->shape[1]}) < 0;
+    /* numpy's bfloat16 has a name only where ids have it; on a GPU ids have no memory to give */
+    mstc_view plain = {.code = 2, .device_type = MSTAR_DEVICE_CPU};
+    const bool on_cpu = op.place.kind == MSTAR_DEVICE_CPU;
+    if (!failed)
+        failed = mstc_op_output(&op, out, PyList_GetItem(on_cpu ? ids : tables, 0),
+                                on_cpu ? &plain : &op.inputs[0].view, op.inputs[0].dtype, 2,
+                                (int64_t[]){integers[0].count, table[0]->shape[1]}) < 0;
     if (!failed) {
         Py_BEGIN_ALLOW_THREADS status = mstc_op_pack(&op);
         if (status == MSTAR_OK)
@@ -419,9 +426,10 @@ static PyObject *pooling(PyObject *module, PyObject *args)
         mstc_integers_drop(&offsets);
         return NULL;
     }
-    int failed = mstc_op_begin(state, &op) < 0;
+    int failed = 0;
+    mstc_op_begin(state, &op);
     const int64_t segments = offsets.count - 1;
-    if (!failed && offsets.count < 1) {
+    if (offsets.count < 1) {
         PyErr_SetString(PyExc_ValueError,
                         "cu_seqlens is empty; it has one entry more than segments, the first 0");
         failed = 1;
@@ -468,24 +476,12 @@ static PyObject *set_rows(PyObject *module, PyObject *argument)
     return Py_NewRef(Py_None);
 }
 
-/* empty(shape, dtype name) */
-static PyObject *empty(PyObject *module, PyObject *args)
+static int read_shape(PyObject *sizes, int64_t shape[MSTAR_MAX_RANK])
 {
-    PyObject *sizes;
-    const char *name;
-    mstar_dtype dtype;
-    int64_t shape[MSTAR_MAX_RANK];
-    if (!PyArg_ParseTuple(args, "O!s", &PyTuple_Type, &sizes, &name))
-        return NULL;
-    mstar_status status = mstar_dtype_parse(name, &dtype);
     const Py_ssize_t rank = PyTuple_Size(sizes);
-    if (status != MSTAR_OK) {
-        mstc_raise(status);
-        return NULL;
-    }
     if (rank > MSTAR_MAX_RANK) {
         PyErr_Format(PyExc_ValueError, "%zd dimensions; at most %d", rank, MSTAR_MAX_RANK);
-        return NULL;
+        return -1;
     }
     for (Py_ssize_t i = 0; i < rank; i++) {
         shape[i] = PyLong_AsLongLong(PyTuple_GetItem(sizes, i));
@@ -493,51 +489,66 @@ static PyObject *empty(PyObject *module, PyObject *args)
             if (PyErr_Occurred() == NULL)
                 PyErr_Format(PyExc_ValueError, "size %lld in dimension %zd", (long long)shape[i],
                              i);
-            return NULL;
+            return -1;
         }
     }
-    mstc_tensor *made = mstc_tensor_new(state_of_module(module), dtype, (int32_t)rank, shape);
-    if (made != NULL)
+    return 0;
+}
+
+/* zeros(shape, dtype name, device name); device memory begins as zeros. */
+static PyObject *zeros(PyObject *module, PyObject *args)
+{
+    PyObject *sizes;
+    const char *name, *device;
+    mstar_dtype dtype;
+    int64_t shape[MSTAR_MAX_RANK];
+    mstc_place place;
+    mstc_state *state = state_of_module(module);
+    if (!PyArg_ParseTuple(args, "O!ss", &PyTuple_Type, &sizes, &name, &device))
+        return NULL;
+    mstar_status status = mstar_dtype_parse(name, &dtype);
+    if (status != MSTAR_OK) {
+        mstc_raise(status);
+        return NULL;
+    }
+    if (read_shape(sizes, shape) < 0 || mstc_place_of(state, device, &place) < 0)
+        return NULL;
+    const int32_t rank = (int32_t)PyTuple_Size(sizes);
+    mstc_tensor *made = mstc_tensor_new(state, &place, dtype, rank, shape);
+    if (made != NULL && place.kind == MSTAR_DEVICE_CPU)
         memset(made->data, 0, made->bytes);
     return (PyObject *)made;
 }
 
-/* tensor(array, dtype name or None): a contiguous copy as a Tensor. */
+/* tensor(array, dtype name or None, device name): a contiguous copy as a Tensor. */
 static PyObject *tensor(PyObject *module, PyObject *args)
 {
     PyObject *array;
-    const char *name;
-    mstar_dtype from, to;
+    const char *name, *device;
+    mstar_dtype dtype = MSTAR_DTYPE_F32;
+    mstc_place place;
     mstc_view view;
     mstc_state *state = state_of_module(module);
-    if (!PyArg_ParseTuple(args, "Oz", &array, &name) ||
+    if (!PyArg_ParseTuple(args, "Ozs", &array, &name, &device))
+        return NULL;
+    mstar_status status = name == NULL ? MSTAR_OK : mstar_dtype_parse(name, &dtype);
+    if (status != MSTAR_OK) {
+        mstc_raise(status);
+        return NULL;
+    }
+    if (mstc_place_of(state, device, &place) < 0 ||
         mstc_view_take(state, array, "array", &view) < 0)
         return NULL;
-    mstc_tensor *made = NULL;
-    mstar_status status = MSTAR_OK;
-    if (view.device_type != MSTAR_DEVICE_CPU) {
-        PyErr_SetString(PyExc_ValueError, "array does not lie on the CPU");
-    } else if (mstc_view_dtype(&view, "array", &from) == 0) {
-        to = from;
-        if (name != NULL)
-            status = mstar_dtype_parse(name, &to);
-        if (status == MSTAR_OK)
-            made = mstc_tensor_new(state, to, view.rank, view.shape);
-        if (made != NULL)
-            status = mstc_view_pack(&view, from, to, made->data);
-    }
+    PyObject *made =
+        mstc_tensor_copy(state, &view, "array", &place, name == NULL ? -1 : (int32_t)dtype);
     mstc_view_drop(&view);
-    if (status != MSTAR_OK) {
-        Py_CLEAR(made);
-        mstc_raise(status);
-    }
-    return (PyObject *)made;
+    return made;
 }
 
 PyMethodDef mstc_op_functions[] = {
     {"norm", norm, METH_VARARGS, NULL},           {"activate", activate, METH_VARARGS, NULL},
     {"normalize", normalize, METH_VARARGS, NULL}, {"rotary", rotary, METH_VARARGS, NULL},
     {"embedding", embedding, METH_VARARGS, NULL}, {"pooling", pooling, METH_VARARGS, NULL},
-    {"set_rows", set_rows, METH_O, NULL},         {"zeros", empty, METH_VARARGS, NULL},
+    {"set_rows", set_rows, METH_O, NULL},         {"zeros", zeros, METH_VARARGS, NULL},
     {"tensor", tensor, METH_VARARGS, NULL},       {NULL, NULL, 0, NULL},
 };

@@ -67,6 +67,16 @@ static PyObject *ask_framework(mstc_state *state, PyObject *like, mstar_dtype dt
                                                 like, shape, mstc_dtype_name(dtype));
 }
 
+/* Ours, where the view lies. */
+static PyObject *new_tensor(mstc_state *state, const mstc_view *like, mstar_dtype dtype,
+                            int32_t rank, const int64_t *shape)
+{
+    mstc_place place;
+    if (mstc_view_place(state, like, &place) < 0)
+        return NULL;
+    return (PyObject *)mstc_tensor_new(state, &place, dtype, rank, shape);
+}
+
 PyObject *mstc_output_new(mstc_state *state, PyObject *like, const mstc_view *like_view,
                           mstar_dtype dtype, bool zero, int32_t rank, const int64_t *shape,
                           mstc_view *view)
@@ -94,7 +104,7 @@ PyObject *mstc_output_new(mstc_state *state, PyObject *like, const mstc_view *li
             Py_CLEAR(made);
     }
     if (made == NULL)
-        made = (PyObject *)mstc_tensor_new(state, dtype, rank, shape);
+        made = new_tensor(state, like_view, dtype, rank, shape);
     if (made == NULL || mstc_view_take(state, made, "out", view) < 0) {
         Py_XDECREF(made);
         return NULL;
@@ -102,8 +112,8 @@ PyObject *mstc_output_new(mstc_state *state, PyObject *like, const mstc_view *li
     return made;
 }
 
-static int check_given(const mstc_view *view, mstar_dtype *dtype, int32_t rank,
-                       const int64_t *shape)
+static int check_given(const mstc_view *view, const mstc_view *like, mstar_dtype *dtype,
+                       int32_t rank, const int64_t *shape)
 {
     bool fits = view->rank == rank;
     for (int i = 0; fits && i < rank; i++)
@@ -115,8 +125,11 @@ static int check_given(const mstc_view *view, mstar_dtype *dtype, int32_t rank,
                      (long long)shape[0], (long long)shape[1], (long long)shape[rank - 1]);
     else if (view->read_only)
         PyErr_SetString(PyExc_ValueError, "out is read-only");
-    else if (view->device_type != MSTAR_DEVICE_CPU)
-        PyErr_SetString(PyExc_ValueError, "out does not lie on the CPU");
+    else if (view->device_type != like->device_type || view->device_id != like->device_id)
+        PyErr_Format(PyExc_ValueError,
+                     "out lies on DLPack device (%d, %d); the operation runs on (%d, %d)",
+                     (int)view->device_type, (int)view->device_id, (int)like->device_type,
+                     (int)like->device_id);
     else if (!mstc_view_is_plain(view))
         PyErr_SetString(PyExc_ValueError, "out's last dimension is not contiguous");
     else
@@ -125,14 +138,14 @@ static int check_given(const mstc_view *view, mstar_dtype *dtype, int32_t rank,
 }
 
 PyObject *mstc_output_take(mstc_state *state, PyObject *given, PyObject *like,
-                           const mstc_view *like_view, mstar_dtype *dtype, int32_t rank,
+                           const mstc_view *like_view, mstar_dtype *dtype, bool zero, int32_t rank,
                            const int64_t *shape, mstc_view *view)
 {
     if (given == Py_None)
-        return mstc_output_new(state, like, like_view, *dtype, false, rank, shape, view);
+        return mstc_output_new(state, like, like_view, *dtype, zero, rank, shape, view);
     if (mstc_view_take(state, given, "out", view) < 0)
         return NULL;
-    if (check_given(view, dtype, rank, shape) == 0)
+    if (check_given(view, like_view, dtype, rank, shape) == 0)
         return Py_NewRef(given);
     mstc_view_drop(view);
     return NULL;

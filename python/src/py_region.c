@@ -8,6 +8,8 @@
 
 typedef struct mstc_region {
     PyObject_HEAD mstc_state *state;
+    mstc_place place;
+    mstar_event *order;  /* between the caller's stream and the region's; NULL on the CPU */
     PyObject *driver;    /* _capture, _make_inputs, _declare and _can_lease */
     PyObject *resources; /* Resources, or NULL */
     PyObject *buffers;   /* list of {name: holder}: static inputs */
@@ -28,14 +30,15 @@ static int run_region(mstc_region *self, const mstar_piecewise_call_inputs *call
     PyObject *given = mstc_context_tuple(call->engine_inputs);
     PyObject *inputs = mstc_tensors_dict(self->state, call->static_inputs, (PyObject *)self, NULL);
     PyObject *arrays = NULL;
+    Py_CLEAR(self->outputs); /* memory that this run may have: they have been copied */
     if (given != NULL && inputs != NULL)
-        arrays = PyObject_CallMethod(self->driver, "_capture", "OO", given, inputs);
+        arrays =
+            PyObject_CallMethod(self->driver, "_capture", "OiO", given, (int)capturing, inputs);
     PyObject *holders =
-        arrays == NULL ? NULL : mstc_tensors_take(self->state, arrays, false, outputs);
+        arrays == NULL ? NULL : mstc_tensors_take(self->state, arrays, NULL, outputs);
     int result = holders == NULL ? -1 : 0;
     if (holders != NULL && capturing)
         result = PyList_Append(self->keep, holders);
-    Py_XDECREF(self->outputs); /* they are copied before the next run of the region's code */
     self->outputs = holders;
     Py_XDECREF(arrays);
     Py_XDECREF(inputs);
@@ -59,12 +62,16 @@ static mstar_status capture_fn(void *user, const mstar_piecewise_call_inputs *ca
         session->capturing = capturing;
         session->pool = self->pool;
         session->keep = self->keep;
+        session->inputs = call->static_inputs;
+        session->driver = self->place.kind == MSTAR_DEVICE_CPU ? NULL : self->driver;
         status = run_region(self, call, outputs, capturing) == 0
                      ? MSTAR_OK
                      : mstc_session_fail(key->bs, key->num_tokens);
         session->stream = NULL;
         session->capturing = false;
         session->pool = NULL;
+        session->inputs = NULL;
+        session->driver = NULL;
     }
     PyGILState_Release(held);
     return status;
@@ -83,7 +90,7 @@ static mstar_status make_inputs(void *user, const mstar_capture_shape *shape, ms
                 : PyObject_CallMethod(self->driver, "_make_inputs", "LOL", (long long)shape->bs,
                                       lengths, (long long)shape->total_tokens);
         PyObject *holders =
-            arrays == NULL ? NULL : mstc_tensors_take(self->state, arrays, true, inputs);
+            arrays == NULL ? NULL : mstc_tensors_take(self->state, arrays, &self->place, inputs);
         status = holders != NULL && PyList_Append(self->buffers, holders) == 0
                      ? MSTAR_OK
                      : mstc_session_fail(shape->bs, shape->total_tokens);
@@ -185,10 +192,12 @@ static int read_config(mstc_region *self, PyObject *tuple)
 
 static int create(mstc_region *self, PyObject *config, mstar_region_runner_desc *desc)
 {
-    mstar_device *device = mstc_device(self->state, "cpu");
-    if (device == NULL || read_config(self, config) < 0)
+    mstar_device *device = self->place.device;
+    if (read_config(self, config) < 0)
         return -1;
     mstar_status status = mstar_stream_create(device, -1, &self->stream);
+    if (status == MSTAR_OK && self->place.kind != MSTAR_DEVICE_CPU)
+        status = mstar_event_create(device, &self->order);
     desc->config = self->config;
     desc->stream = self->stream;
     if (self->resources != NULL)
@@ -200,19 +209,22 @@ static int create(mstc_region *self, PyObject *config, mstar_region_runner_desc 
     return mstc_session_end(&session, status);
 }
 
-/* Region(driver, resources or None, config, node, label, num_slots, num_warmups) */
+/* Region(driver, resources or None, config, node, label, num_slots, num_warmups, device) */
 static PyObject *region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"driver", "resources", "config",      "node",
-                            "label",  "num_slots", "num_warmups", NULL};
+    static char *names[] = {"driver",    "resources",   "config", "node", "label",
+                            "num_slots", "num_warmups", "device", NULL};
     PyObject *driver, *resources, *config;
     int slots, warmups;
+    const char *device;
+    mstc_place place;
     mstar_region_runner_desc desc;
     mstar_region_runner_desc_init(&desc);
     mstc_state *state = PyType_GetModuleState(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!ssii:Region", names, &driver, &resources,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!ssiis:Region", names, &driver, &resources,
                                      &PyTuple_Type, &config, &desc.node, &desc.label, &slots,
-                                     &warmups))
+                                     &warmups, &device) ||
+        mstc_place_of(state, device, &place) < 0)
         return NULL;
     if (resources != Py_None && Py_TYPE(resources) != state->resources_type) {
         PyErr_Format(PyExc_TypeError, "resources is a %R", Py_TYPE(resources));
@@ -225,11 +237,12 @@ static PyObject *region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (self == NULL)
         return NULL;
     self->state = state;
+    self->place = place;
     self->driver = Py_NewRef(driver);
     self->resources = resources == Py_None ? NULL : Py_NewRef(resources);
     self->buffers = PyList_New(0);
     self->keep = PyList_New(0);
-    self->pool = mstc_pool_create();
+    self->pool = mstc_pool_create(place.kind == MSTAR_DEVICE_CPU ? NULL : place.device);
     if (self->pool == NULL)
         PyErr_NoMemory();
     if (self->buffers == NULL || self->keep == NULL || self->pool == NULL ||
@@ -267,6 +280,7 @@ static void region_dealloc(PyObject *object)
     PyObject_GC_UnTrack(object);
     mstar_region_runner_destroy(self->runner);
     mstar_piecewise_config_destroy(self->config);
+    mstar_event_destroy(self->order);
     mstar_stream_destroy(self->stream);
     (void)region_clear(object);
     Py_XDECREF(self->resources);
@@ -285,7 +299,8 @@ static PyObject *collecting(mstc_region *self, mstar_status (*call)(mstar_region
 {
     mstc_session session;
     PyObject *failures = PyList_New(0);
-    if (failures == NULL || mstc_turn_take(&self->turn, "the runner") < 0) {
+    if (failures == NULL || mstc_wait_for_caller(self->state, &self->place) < 0 ||
+        mstc_turn_take(&self->turn, "the runner") < 0) {
         Py_XDECREF(failures);
         return NULL;
     }
@@ -341,6 +356,25 @@ static PyObject *region_can_lease(PyObject *object, PyObject *list)
     return mstc_session_end(&session, MSTAR_OK) < 0 ? NULL : PyBool_FromLong(answer);
 }
 
+/* What comes next on `later` waits, on the device, for what `earlier` has. */
+static mstar_status follow(mstc_region *self, mstar_stream *later, mstar_stream *earlier)
+{
+    if (self->order == NULL)
+        return MSTAR_OK;
+    mstar_status status = mstar_event_record(self->order, earlier);
+    return status == MSTAR_OK ? mstar_stream_wait_event(later, self->order) : status;
+}
+
+/* The region has a stream of its own, between two places of the caller's. */
+static mstar_status run_in_order(mstc_region *self, mstar_stream *caller,
+                                 const mstar_region_call *call, mstar_region_result *made)
+{
+    mstar_status status = follow(self, self->stream, caller);
+    if (status == MSTAR_OK)
+        status = mstar_region_runner_run(self->runner, call, made);
+    return status == MSTAR_OK ? follow(self, caller, self->stream) : status;
+}
+
 static PyObject *run_call(mstc_region *self, const mstar_region_call *call)
 {
     mstar_region_result made = {.struct_size = sizeof made};
@@ -349,11 +383,17 @@ static PyObject *run_call(mstc_region *self, const mstar_region_call *call)
         PyErr_SetString(PyExc_RuntimeError, "the region is being collected");
         return NULL;
     }
+    mstar_stream *caller = NULL;
+    if (self->order != NULL) {
+        caller = mstc_stream_take(self->state, &self->place, NULL);
+        if (caller == NULL)
+            return NULL;
+    }
     if (mstc_turn_take(&self->turn, "the runner") < 0)
         return NULL;
     mstc_session_begin(&session);
     mstar_status status;
-    Py_BEGIN_ALLOW_THREADS status = mstar_region_runner_run(self->runner, call, &made);
+    Py_BEGIN_ALLOW_THREADS status = run_in_order(self, caller, call, &made);
     Py_END_ALLOW_THREADS PyObject *result = NULL;
     if (mstc_session_end(&session, status) == 0) {
         PyObject *outputs = mstc_tensors_dict(self->state, made.outputs, (PyObject *)self, NULL);
@@ -377,7 +417,7 @@ static PyObject *region_run(PyObject *object, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!OOL", &PyDict_Type, &arrays, &handles, &lengths, &real_bs))
         return NULL;
     int64_t *requests = NULL, *spans = NULL;
-    PyObject *holders = mstc_tensors_take(self->state, arrays, false, &tensors);
+    PyObject *holders = mstc_tensors_take(self->state, arrays, NULL, &tensors);
     bool failed = holders == NULL;
     if (!failed && handles != Py_None)
         failed = (requests = mstc_int_array(handles, &call.num_requests)) == NULL;

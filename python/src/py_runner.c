@@ -11,6 +11,7 @@
 
 typedef struct mstc_runner {
     PyObject_HEAD mstc_state *state;
+    mstc_place place;
     PyObject *driver;    /* _declare, _preprocess and _forward */
     PyObject *resources; /* Resources, or NULL */
     PyObject *keep;      /* list: what captures read */
@@ -70,7 +71,7 @@ static mstar_status preprocess(void *user, const mstar_step_context *context,
     PyGILState_STATE held = PyGILState_Ensure();
     PyObject *arrays = call_driver(self, "_preprocess", context, inputs, count);
     PyObject *holders =
-        arrays == NULL ? NULL : mstc_tensors_take(self->state, arrays, false, tensors);
+        arrays == NULL ? NULL : mstc_tensors_take(self->state, arrays, NULL, tensors);
     mstar_status status = MSTAR_OK;
     if (holders == NULL) {
         status = PyErr_Occurred() != NULL ? fail(context) : MSTAR_CANCELLED;
@@ -87,7 +88,7 @@ static mstar_status preprocess(void *user, const mstar_step_context *context,
 static int take_outputs(mstc_runner *self, const mstar_frame *frame, PyObject *arrays,
                         mstar_tensors *outputs)
 {
-    PyObject *holders = mstc_tensors_take(self->state, arrays, false, outputs);
+    PyObject *holders = mstc_tensors_take(self->state, arrays, NULL, outputs);
     if (holders == NULL)
         return -1;
     if (frame->capturing && PyList_Append(self->keep, holders) < 0) {
@@ -106,6 +107,7 @@ static int run_forward(mstc_runner *self, const mstar_frame *frame, mstar_tensor
     PyObject *inputs = mstc_tensors_dict(self->state, frame->inputs,
                                          eager ? NULL : (PyObject *)self, self->staged);
     PyObject *arrays = NULL;
+    Py_CLEAR(self->outputs); /* memory that this forward may have */
     if (given != NULL && inputs != NULL)
         arrays = PyObject_CallMethod(self->driver, "_forward", "OiLLO", given,
                                      (int)frame->capturing, (long long)frame->size.bs,
@@ -130,10 +132,14 @@ static mstar_status forward(void *user, const mstar_frame *frame, mstar_tensors 
         session->capturing = frame->capturing != 0;
         session->pool = frame->context->lease == NULL ? NULL : self->pool;
         session->keep = self->keep;
+        session->inputs = frame->inputs;
+        session->driver = self->place.kind == MSTAR_DEVICE_CPU ? NULL : self->driver;
         status = run_forward(self, frame, outputs) == 0 ? MSTAR_OK : fail(frame->context);
         session->stream = NULL;
         session->capturing = false;
         session->pool = NULL;
+        session->inputs = NULL;
+        session->driver = NULL;
     }
     PyGILState_Release(held);
     return status;
@@ -144,7 +150,6 @@ static mstar_status forward(void *user, const mstar_frame *frame, mstar_tensors 
 static int create(mstc_runner *self, PyObject *configs, mstar_graph_runner_desc *desc)
 {
     mstar_node_hooks hooks;
-    mstar_device *device = mstc_device(self->state, "cpu");
     const Py_ssize_t count = PyTuple_Size(configs);
     const mstar_graph_config **list = PyMem_Calloc((size_t)count + 1, sizeof *list);
     self->configs = PyMem_Calloc((size_t)count + 1, sizeof *self->configs);
@@ -153,7 +158,7 @@ static int create(mstc_runner *self, PyObject *configs, mstar_graph_runner_desc 
         PyErr_NoMemory();
         return -1;
     }
-    int failed = device == NULL;
+    int failed = 0;
     self->num_configs = count;
     for (Py_ssize_t i = 0; i < count && !failed; i++) {
         failed = mstc_config_read(PyTuple_GetItem(configs, i), &self->configs[i]) < 0;
@@ -172,26 +177,29 @@ static int create(mstc_runner *self, PyObject *configs, mstar_graph_runner_desc 
     if (!failed) {
         mstc_session session;
         mstc_session_begin(&session);
-        mstar_status status = mstar_graph_runner_create(device, desc, &self->runner);
+        mstar_status status = mstar_graph_runner_create(self->place.device, desc, &self->runner);
         failed = mstc_session_end(&session, status) < 0;
     }
     PyMem_Free(list);
     return failed ? -1 : 0;
 }
 
-/* Runner(driver, resources or None, configs, node, num_slots, num_warmups, max_waste) */
+/* Runner(driver, resources or None, configs, node, num_slots, num_warmups, max_waste, device) */
 static PyObject *runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"driver",    "resources",   "configs",   "node",
-                            "num_slots", "num_warmups", "max_waste", NULL};
+    static char *names[] = {"driver",      "resources", "configs", "node", "num_slots",
+                            "num_warmups", "max_waste", "device",  NULL};
     PyObject *driver, *resources, *configs;
     int slots, warmups;
+    const char *device;
+    mstc_place place;
     mstar_graph_runner_desc desc;
     mstar_graph_runner_desc_init(&desc);
     mstc_state *state = PyType_GetModuleState(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!siid:Runner", names, &driver, &resources,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!siids:Runner", names, &driver, &resources,
                                      &PyTuple_Type, &configs, &desc.node, &slots, &warmups,
-                                     &desc.max_waste))
+                                     &desc.max_waste, &device) ||
+        mstc_place_of(state, device, &place) < 0)
         return NULL;
     if (resources != Py_None && Py_TYPE(resources) != state->resources_type) {
         PyErr_Format(PyExc_TypeError, "resources is a %R", Py_TYPE(resources));
@@ -204,10 +212,11 @@ static PyObject *runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (self == NULL)
         return NULL;
     self->state = state;
+    self->place = place;
     self->driver = Py_NewRef(driver);
     self->resources = resources == Py_None ? NULL : Py_NewRef(resources);
     self->keep = PyList_New(0);
-    self->pool = mstc_pool_create();
+    self->pool = mstc_pool_create(place.kind == MSTAR_DEVICE_CPU ? NULL : place.device);
     if (self->pool == NULL)
         PyErr_NoMemory();
     if (self->keep == NULL || self->pool == NULL || mstc_turn_init(&self->turn) < 0 ||
@@ -272,7 +281,8 @@ static PyObject *collecting(mstc_runner *self, mstar_status (*call)(mstar_graph_
 {
     mstc_session session;
     PyObject *failures = PyList_New(0);
-    if (failures == NULL || mstc_turn_take(&self->turn, "the runner") < 0) {
+    if (failures == NULL || mstc_wait_for_caller(self->state, &self->place) < 0 ||
+        mstc_turn_take(&self->turn, "the runner") < 0) {
         Py_XDECREF(failures);
         return NULL;
     }
@@ -361,6 +371,13 @@ static PyObject *runner_step(PyObject *object, PyObject *args)
     if (read_step(args, &step) < 0)
         return NULL;
     PyObject *result = NULL;
+    if (self->place.kind != MSTAR_DEVICE_CPU) {
+        step.stream = mstc_caller_stream(self->state, &self->place, NULL);
+        if (step.stream == NULL) {
+            drop_step(&step);
+            return NULL;
+        }
+    }
     if (mstc_turn_take(&self->turn, "the runner") == 0) {
         mstc_session session;
         mstc_session_begin(&session);

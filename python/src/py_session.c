@@ -105,7 +105,36 @@ bool mstc_session_is_over(void)
     return innermost == NULL || innermost->error_type != NULL;
 }
 
-int mstc_session_keep(mstc_state *state, PyObject *object)
+/* Whether memory is a static input's. */
+static bool is_static(const mstc_session *session, const void *data)
+{
+    for (int64_t i = 0; session->inputs != NULL && i < session->inputs->count; i++) {
+        const mstar_tensor *input = &session->inputs->items[i].tensor;
+        size_t last = 0;
+        for (int dim = 0; dim < input->rank; dim++)
+            last +=
+                input->shape[dim] > 0 ? (size_t)((input->shape[dim] - 1) * input->strides[dim]) : 0;
+        const size_t bytes = (last + 1) * mstar_dtype_bytes(input->dtype);
+        if ((uintptr_t)data - (uintptr_t)input->data < bytes)
+            return true;
+    }
+    return false;
+}
+
+/* Whether memory is of the driver's own pools, as another framework cut it; -1 with an exception.
+ */
+static int is_owned(const mstc_session *session, const void *data)
+{
+    if (session->driver == NULL)
+        return 0;
+    PyObject *answer =
+        PyObject_CallMethod(session->driver, "_owns", "K", (unsigned long long)(uintptr_t)data);
+    const int owned = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    return owned;
+}
+
+int mstc_session_keep(mstc_state *state, PyObject *object, const void *data)
 {
     mstc_session *session = innermost;
     if (session == NULL || !session->capturing || session->keep == NULL)
@@ -117,21 +146,23 @@ int mstc_session_keep(mstc_state *state, PyObject *object)
         return 0; /* its memory is the pool's: another tensor may have it once this one is gone */
     if (Py_TYPE(owner) == state->runner_type || Py_TYPE(owner) == state->region_type)
         return 0; /* a static input: it lives as long as the capture */
+    if (data != NULL && Py_TYPE(owner) != state->tensor_type) {
+        if (is_static(session, data))
+            return 0; /* another framework's view of one: kept, it would keep the runner */
+        const int owned = is_owned(session, data);
+        if (owned != 0)
+            return owned < 0 ? -1 : 0;
+    }
     return PyList_Append(session->keep, owner);
 }
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
-mstar_stream *mstc_stream_take(mstc_state *state)
+static mstar_stream *cpu_stream(mstc_state *state, mstar_device *device)
 {
-    if (innermost != NULL && innermost->stream != NULL)
-        return innermost->stream;
+    mstar_stream *stream;
     if (state->num_streams > 0)
         return state->streams[--state->num_streams];
-    mstar_device *device = mstc_device(state, "cpu");
-    mstar_stream *stream;
-    if (device == NULL)
-        return NULL;
     mstar_status status = mstar_stream_create(device, -1, &stream);
     if (status != MSTAR_OK) {
         mstc_raise(status);
@@ -140,9 +171,26 @@ mstar_stream *mstc_stream_take(mstc_state *state)
     return stream;
 }
 
-void mstc_stream_done(mstc_state *state, mstar_stream *stream)
+static mstar_stream *forward_stream(const mstc_place *place)
 {
-    if (innermost != NULL && innermost->stream == stream)
+    return innermost != NULL && innermost->stream != NULL &&
+                   mstar_stream_get_device(innermost->stream) == place->device
+               ? innermost->stream
+               : NULL;
+}
+
+mstar_stream *mstc_stream_take(mstc_state *state, const mstc_place *place, PyObject *like)
+{
+    mstar_stream *stream = forward_stream(place);
+    if (stream != NULL)
+        return stream;
+    return place->kind == MSTAR_DEVICE_CPU ? cpu_stream(state, place->device)
+                                           : mstc_caller_stream(state, place, like);
+}
+
+void mstc_stream_done(mstc_state *state, const mstc_place *place, mstar_stream *stream)
+{
+    if (place->kind != MSTAR_DEVICE_CPU || stream == forward_stream(place))
         return;
     if (state->num_streams < MSTC_MAX_STREAMS)
         state->streams[state->num_streams++] = stream;
@@ -150,7 +198,7 @@ void mstc_stream_done(mstc_state *state, mstar_stream *stream)
         mstar_stream_destroy(stream);
 }
 
-/* More streams than this are few: frameworks take theirs from a pool. */
+/* More streams than there is room for are few: frameworks take theirs from a pool. */
 mstar_stream *mstc_native_stream(mstc_state *state, mstar_device *device, void *native)
 {
     for (int i = 0; i < state->num_natives; i++)
@@ -175,6 +223,22 @@ mstar_stream *mstc_native_stream(mstc_state *state, mstar_device *device, void *
     return stream;
 }
 
+mstar_stream *mstc_caller_stream(mstc_state *state, const mstc_place *place, PyObject *like)
+{
+    PyObject *module = mstc_frameworks(state);
+    PyObject *number = module == NULL
+                           ? NULL
+                           : PyObject_CallMethod(module, "work_stream", "Oi",
+                                                 like == NULL ? Py_None : like, (int)place->index);
+    if (number == NULL)
+        return NULL;
+    void *native = PyLong_AsVoidPtr(number);
+    Py_DECREF(number);
+    if (native == NULL && PyErr_Occurred() != NULL)
+        return NULL;
+    return mstc_native_stream(state, place->device, native);
+}
+
 /* ---- pools ----------------------------------------------------------------------------------- */
 
 /*
@@ -182,6 +246,7 @@ mstar_stream *mstc_native_stream(mstc_state *state, mstar_device *device, void *
  * The interpreter's lock guards it.
  */
 struct mstc_pool {
+    mstar_device *device; /* whose memory the blocks are, each a buffer; NULL: host memory */
     Py_ssize_t references;
     size_t count, capacity, bytes;
     struct {
@@ -191,12 +256,47 @@ struct mstc_pool {
     } * blocks;
 };
 
-mstc_pool *mstc_pool_create(void)
+mstc_pool *mstc_pool_create(mstar_device *device)
 {
     mstc_pool *pool = PyMem_Calloc(1, sizeof *pool);
-    if (pool != NULL)
-        pool->references = 1;
+    if (pool == NULL)
+        return NULL;
+    pool->device = device;
+    pool->references = 1;
     return pool;
+}
+
+mstar_device *mstc_pool_device(const mstc_pool *pool)
+{
+    return pool->device;
+}
+
+static mstar_status no_memory(void)
+{
+    return mstar_fail(MSTAR_OUT_OF_MEMORY, "no memory for a tensor");
+}
+
+static mstar_status take_block(const mstc_pool *pool, size_t bytes, void **block)
+{
+    mstar_buffer *buffer = NULL;
+    mstar_status status = MSTAR_OK;
+    if (pool->device != NULL) {
+        status = mstar_buffer_create(pool->device, bytes, &buffer);
+        *block = buffer;
+    } else {
+        *block = PyMem_Malloc(bytes);
+        if (*block == NULL)
+            status = no_memory();
+    }
+    return status;
+}
+
+static void give_block(const mstc_pool *pool, void *block)
+{
+    if (pool->device == NULL)
+        PyMem_Free(block);
+    else
+        mstar_buffer_destroy(block);
 }
 
 void mstc_pool_release(mstc_pool *pool)
@@ -204,7 +304,7 @@ void mstc_pool_release(mstc_pool *pool)
     if (pool == NULL || --pool->references > 0)
         return;
     for (size_t i = 0; i < pool->count; i++)
-        PyMem_Free(pool->blocks[i].block);
+        give_block(pool, pool->blocks[i].block);
     PyMem_Free(pool->blocks);
     PyMem_Free(pool);
 }
@@ -220,35 +320,38 @@ static size_t find_free(const mstc_pool *pool, size_t bytes)
     return best;
 }
 
-static bool add_block(mstc_pool *pool, size_t bytes)
+static mstar_status add_block(mstc_pool *pool, size_t bytes)
 {
     if (pool->count == pool->capacity) {
         const size_t capacity = pool->capacity == 0 ? 16 : pool->capacity * 2;
         void *grown = PyMem_Realloc(pool->blocks, capacity * sizeof *pool->blocks);
         if (grown == NULL)
-            return false;
+            return no_memory();
         pool->blocks = grown;
         pool->capacity = capacity;
     }
-    void *block = PyMem_Malloc(bytes);
-    if (block == NULL)
-        return false;
+    void *block;
+    mstar_status status = take_block(pool, bytes, &block);
+    if (status != MSTAR_OK)
+        return status;
     pool->blocks[pool->count].block = block;
     pool->blocks[pool->count].bytes = bytes;
     pool->blocks[pool->count].used = false;
     pool->count++;
     pool->bytes += bytes;
-    return true;
+    return MSTAR_OK;
 }
 
-void *mstc_pool_take(mstc_pool *pool, size_t bytes)
+mstar_status mstc_pool_take(mstc_pool *pool, size_t bytes, void **block)
 {
     const size_t place = find_free(pool, bytes);
-    if (place == pool->count && !add_block(pool, bytes))
-        return NULL;
+    mstar_status status = place == pool->count ? add_block(pool, bytes) : MSTAR_OK;
+    if (status != MSTAR_OK)
+        return status;
     pool->blocks[place].used = true;
     pool->references++;
-    return pool->blocks[place].block;
+    *block = pool->blocks[place].block;
+    return MSTAR_OK;
 }
 
 void mstc_pool_give(mstc_pool *pool, void *block)

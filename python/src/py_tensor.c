@@ -1,6 +1,7 @@
 /*
  * py_tensor.c - mstarc.Tensor: what the package returns where the caller's framework has no array
- * for it (numpy and bfloat16) or there is no framework at all.
+ * for it (numpy and bfloat16) or there is no framework at all. It lies on the CPU or on a GPU,
+ * where its methods work in the order of the stream that the caller's framework works on.
  */
 #include <string.h>
 
@@ -66,10 +67,46 @@ static mstc_tensor *allocate(mstc_state *state)
     return (mstc_tensor *)alloc(state->tensor_type, 0);
 }
 
-mstc_tensor *mstc_tensor_new(mstc_state *state, mstar_dtype dtype, int32_t rank,
-                             const int64_t *shape)
+/* The session's pool where it is of this device; NULL: the CPU. */
+static mstc_pool *pool_of(const mstar_device *device)
+{
+    const mstc_session *session = mstc_session_now();
+    return session != NULL && session->pool != NULL && mstc_pool_device(session->pool) == device
+               ? session->pool
+               : NULL;
+}
+
+static mstar_status take_block(mstc_tensor *self, mstar_device *device, size_t bytes)
+{
+    mstar_buffer *buffer = NULL;
+    mstar_status status = MSTAR_OK;
+    self->pool = pool_of(device);
+    if (self->pool != NULL) {
+        status = mstc_pool_take(self->pool, bytes, &self->block);
+    } else if (device != NULL) {
+        status = mstar_buffer_create(device, bytes, &buffer);
+        self->block = buffer;
+    } else {
+        self->block = PyMem_Malloc(bytes);
+        if (self->block == NULL)
+            status = mstar_fail(MSTAR_OUT_OF_MEMORY, "no memory for a tensor");
+    }
+    if (status != MSTAR_OK) {
+        self->pool = NULL;
+        self->block = NULL;
+        return status;
+    }
+    const uintptr_t address = (uintptr_t)self->block;
+    self->data = device != NULL ? mstar_buffer_get_data(self->block)
+                                : (char *)self->block + (ALIGNMENT - address % ALIGNMENT);
+    return MSTAR_OK;
+}
+
+mstc_tensor *mstc_tensor_new(mstc_state *state, const mstc_place *place, mstar_dtype dtype,
+                             int32_t rank, const int64_t *shape)
 {
     const size_t bytes = block_bytes(dtype, rank, shape);
+    const bool on_cpu = place == NULL || place->kind == MSTAR_DEVICE_CPU;
     mstc_tensor *self = bytes == 0 ? NULL : allocate(state);
     if (bytes == 0)
         PyErr_NoMemory();
@@ -77,17 +114,14 @@ mstc_tensor *mstc_tensor_new(mstc_state *state, mstar_dtype dtype, int32_t rank,
         return NULL;
     const mstar_tensor compact = mstar_tensor_make(NULL, dtype, rank, shape);
     set_shape(self, &compact);
-    const mstc_session *session = mstc_session_now();
-    self->pool = session == NULL ? NULL : session->pool;
-    self->block = self->pool == NULL ? PyMem_Malloc(bytes) : mstc_pool_take(self->pool, bytes);
-    if (self->block == NULL) {
-        self->pool = NULL;
+    self->device_kind = on_cpu ? MSTAR_DEVICE_CPU : place->kind;
+    self->device_index = on_cpu ? 0 : place->index;
+    mstar_status status = take_block(self, on_cpu ? NULL : place->device, bytes);
+    if (status != MSTAR_OK) {
         Py_DECREF(self);
-        PyErr_NoMemory();
+        mstc_raise(status);
         return NULL;
     }
-    const uintptr_t address = (uintptr_t)self->block;
-    self->data = (char *)self->block + (ALIGNMENT - address % ALIGNMENT);
     return self;
 }
 
@@ -97,6 +131,8 @@ PyObject *mstc_tensor_view(mstc_state *state, const mstar_tensor *view, PyObject
     if (self == NULL)
         return NULL;
     set_shape(self, view);
+    self->device_kind = view->device_kind;
+    self->device_index = view->device_index;
     self->data = view->data;
     self->base = Py_NewRef(base);
     return (PyObject *)self;
@@ -106,7 +142,14 @@ mstar_tensor mstc_tensor_look(const mstc_tensor *self)
 {
     mstar_tensor look = mstar_tensor_make(self->data, self->dtype, self->rank, self->shape);
     memcpy(look.strides, self->strides, sizeof look.strides);
+    look.device_kind = self->device_kind;
+    look.device_index = self->device_index;
     return look;
+}
+
+static bool is_on_cpu(const mstc_tensor *self)
+{
+    return self->device_kind == MSTAR_DEVICE_CPU;
 }
 
 static bool is_compact(const mstc_tensor *self)
@@ -146,8 +189,10 @@ static void tensor_dealloc(PyObject *object)
     PyObject_GC_UnTrack(object);
     if (self->pool != NULL)
         mstc_pool_give(self->pool, self->block);
-    else
+    else if (is_on_cpu(self))
         PyMem_Free(self->block);
+    else
+        mstar_buffer_destroy(self->block); /* a view has none */
     Py_CLEAR(self->base);
     freefunc release = PyType_GetSlot(type, Py_tp_free);
     release(object);
@@ -186,6 +231,11 @@ static int tensor_getbuffer(PyObject *exporter, Py_buffer *buffer, int flags)
     mstc_tensor *self = (mstc_tensor *)exporter;
     const char *format = format_of(self->dtype);
     buffer->obj = NULL;
+    if (!is_on_cpu(self)) {
+        PyErr_Format(PyExc_BufferError, "the tensor lies on cuda:%d; use .cpu() first",
+                     (int)self->device_index);
+        return -1;
+    }
     if (format == NULL) {
         PyErr_Format(PyExc_BufferError,
                      "the buffer protocol has no %s; use DLPack, or .to(\"float32\") first",
@@ -236,7 +286,14 @@ static PyObject *get_device(PyObject *self, void *unused)
 {
     (void)unused;
     PyObject *module = mstc_frameworks(state_of(self));
-    return module == NULL ? NULL : PyObject_CallMethod(module, "own_device", "s", "cpu");
+    const mstc_tensor *tensor = (const mstc_tensor *)self;
+    PyObject *name = is_on_cpu(tensor) ? PyUnicode_FromString("cpu")
+                                       : PyUnicode_FromFormat("cuda:%d", (int)tensor->device_index);
+    PyObject *device = module == NULL || name == NULL
+                           ? NULL
+                           : PyObject_CallMethod(module, "own_device", "O", name);
+    Py_XDECREF(name);
+    return device;
 }
 
 static PyObject *get_ndim(PyObject *self, void *unused)
@@ -264,34 +321,32 @@ static Py_ssize_t tensor_length(PyObject *self)
 static PyObject *tensor_repr(PyObject *self)
 {
     PyObject *shape = get_shape(self, NULL);
-    PyObject *text = shape == NULL
-                         ? NULL
-                         : PyUnicode_FromFormat("mstarc.Tensor(shape=%S, dtype=mstarc.%s)", shape,
-                                                mstc_dtype_name(((mstc_tensor *)self)->dtype));
+    const mstc_tensor *tensor = (const mstc_tensor *)self;
+    const char *name = mstc_dtype_name(tensor->dtype);
+    PyObject *text = NULL;
+    if (shape != NULL && is_on_cpu(tensor))
+        text = PyUnicode_FromFormat("mstarc.Tensor(shape=%S, dtype=mstarc.%s)", shape, name);
+    else if (shape != NULL)
+        text = PyUnicode_FromFormat("mstarc.Tensor(shape=%S, dtype=mstarc.%s, device='cuda:%d')",
+                                    shape, name, (int)tensor->device_index);
     Py_XDECREF(shape);
     return text;
 }
 
 /* ---- methods --------------------------------------------------------------------------------- */
 
-/* A compact copy as dtype; from and dtype are equal, or dtype is a floating one. */
-static PyObject *copy_as(mstc_state *state, PyObject *self, mstar_dtype dtype)
+/* A compact copy as dtype, -1: its own; place NULL: where the tensor lies. */
+static PyObject *copy_as(mstc_state *state, PyObject *self, const mstc_place *place, int32_t dtype)
 {
-    const mstc_tensor *from = (const mstc_tensor *)self;
-    mstc_tensor *made = mstc_tensor_new(state, dtype, from->rank, from->shape);
+    mstc_place own;
     mstc_view view;
-    if (made == NULL || mstc_view_take(state, self, "tensor", &view) < 0) {
-        Py_XDECREF((PyObject *)made);
+    if (mstc_view_take(state, self, "tensor", &view) < 0)
         return NULL;
-    }
-    mstar_status status;
-    Py_BEGIN_ALLOW_THREADS status = mstc_view_pack(&view, from->dtype, dtype, made->data);
-    Py_END_ALLOW_THREADS mstc_view_drop(&view);
-    if (status != MSTAR_OK) {
-        Py_CLEAR(made);
-        mstc_raise(status);
-    }
-    return (PyObject *)made;
+    PyObject *made = NULL;
+    if (place != NULL || mstc_view_place(state, &view, &own) == 0)
+        made = mstc_tensor_copy(state, &view, "tensor", place == NULL ? &own : place, dtype);
+    mstc_view_drop(&view);
+    return made;
 }
 
 static PyObject *tensor_to(PyObject *self, PyObject *dtype_object)
@@ -306,7 +361,7 @@ static PyObject *tensor_to(PyObject *self, PyObject *dtype_object)
     if (text != NULL) {
         mstar_status status = mstar_dtype_parse(text, &dtype);
         if (status == MSTAR_OK)
-            made = copy_as(state, self, dtype);
+            made = copy_as(state, self, NULL, (int32_t)dtype);
         else
             mstc_raise(status);
     }
@@ -317,168 +372,29 @@ static PyObject *tensor_to(PyObject *self, PyObject *dtype_object)
 static PyObject *tensor_clone(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    return copy_as(state_of(self), self, ((mstc_tensor *)self)->dtype);
+    return copy_as(state_of(self), self, NULL, -1);
 }
 
-/* One slice of dimension dim of look; a whole number takes the dimension away. */
-static int apply_index(mstar_tensor *look, int dim, PyObject *index, bool *taken_away)
+static PyObject *tensor_cpu(PyObject *self, PyObject *unused)
 {
-    Py_ssize_t start, stop, step, size = (Py_ssize_t)look->shape[dim];
-    *taken_away = !PySlice_Check(index);
-    if (!*taken_away) {
-        if (PySlice_Unpack(index, &start, &stop, &step) < 0)
-            return -1;
-        if (step < 1) {
-            PyErr_Format(PyExc_ValueError, "a slice's step is %zd; it is at least 1", step);
-            return -1;
-        }
-        const Py_ssize_t length = PySlice_AdjustIndices(size, &start, &stop, step);
-        look->data = length == 0 || look->data == NULL
-                         ? look->data
-                         : (char *)look->data + (size_t)start * (size_t)look->strides[dim] *
-                                                    mstar_dtype_bytes(look->dtype);
-        look->shape[dim] = length;
-        look->strides[dim] *= step;
-        return 0;
-    }
-    start = PyNumber_AsSsize_t(index, PyExc_IndexError);
-    if (start == -1 && PyErr_Occurred() != NULL)
-        return -1;
-    if (start < -size || start >= size) {
-        PyErr_Format(PyExc_IndexError, "index %zd of dimension %d, which has %zd", start, dim,
-                     size);
-        return -1;
-    }
-    start += start < 0 ? size : 0;
-    if (look->data != NULL)
-        look->data = (char *)look->data +
-                     (size_t)start * (size_t)look->strides[dim] * mstar_dtype_bytes(look->dtype);
-    return 0;
+    (void)unused;
+    mstc_place cpu;
+    if (is_on_cpu((const mstc_tensor *)self))
+        return Py_NewRef(self);
+    return mstc_place_of(state_of(self), "cpu", &cpu) < 0 ? NULL
+                                                          : copy_as(state_of(self), self, &cpu, -1);
 }
 
-/* tensor[i], tensor[a:b], tensor[a:b, c:d]: a view. */
-static PyObject *tensor_subscript(PyObject *self, PyObject *index)
+/* What the interpreter has by itself from 3.12 on. */
+static PyObject *tensor_buffer(PyObject *self, PyObject *flags)
 {
-    mstar_tensor look = mstc_tensor_look((mstc_tensor *)self);
-    const Py_ssize_t count = PyTuple_Check(index) ? PyTuple_Size(index) : 1;
-    if (count > look.rank) {
-        PyErr_Format(PyExc_IndexError, "%zd indices for %d dimensions", count, (int)look.rank);
+    Py_buffer buffer;
+    const long asked = PyLong_AsLong(flags);
+    if ((asked == -1 && PyErr_Occurred() != NULL) ||
+        PyObject_GetBuffer(self, &buffer, (int)asked) < 0)
         return NULL;
-    }
-    int kept = 0;
-    for (int dim = 0; dim < look.rank; dim++) {
-        bool taken_away = false;
-        if (dim < count) {
-            PyObject *part = PyTuple_Check(index) ? PyTuple_GetItem(index, dim) : index;
-            if (apply_index(&look, dim, part, &taken_away) < 0)
-                return NULL;
-        }
-        if (!taken_away) {
-            look.shape[kept] = look.shape[dim];
-            look.strides[kept++] = look.strides[dim];
-        }
-    }
-    look.rank = kept;
-    return mstc_tensor_view(state_of(self), &look, self);
-}
-
-/* The sizes of reshape(2, 3) or reshape((2, 3)), one of which may be -1. */
-static int read_sizes(PyObject *args, int64_t elements, int64_t *shape, int *rank)
-{
-    PyObject *sizes = PyTuple_Size(args) == 1 ? PyTuple_GetItem(args, 0) : NULL;
-    if (sizes == NULL || !PyTuple_Check(sizes))
-        sizes = args;
-    const Py_ssize_t count = PyTuple_Size(sizes);
-    int open = -1;
-    int64_t product = 1;
-    if (count > MSTAR_MAX_RANK) {
-        PyErr_Format(PyExc_ValueError, "%zd dimensions; at most %d", count, MSTAR_MAX_RANK);
-        return -1;
-    }
-    for (int i = 0; i < count; i++) {
-        shape[i] = PyLong_AsLongLong(PyTuple_GetItem(sizes, i));
-        if (shape[i] == -1 && PyErr_Occurred() != NULL)
-            return -1;
-        if (shape[i] == -1 && open < 0) {
-            open = i;
-        } else if (shape[i] < 0 || (shape[i] > 0 && product > elements / shape[i] + 1)) {
-            PyErr_Format(PyExc_ValueError, "size %lld in dimension %d of %lld elements",
-                         (long long)shape[i], i, (long long)elements);
-            return -1;
-        } else {
-            product *= shape[i];
-        }
-    }
-    if (open >= 0) {
-        shape[open] = product == 0 ? 0 : elements / product;
-        product *= shape[open];
-    }
-    if (product != elements) {
-        PyErr_Format(PyExc_ValueError, "%lld elements cannot have the shape %S",
-                     (long long)elements, sizes);
-        return -1;
-    }
-    *rank = (int)count;
-    return 0;
-}
-
-/* Drops dimensions of one element, whose strides say nothing. */
-static int squeeze(const mstar_tensor *from, int64_t *shape, int64_t *strides)
-{
-    int rank = 0;
-    for (int i = 0; i < from->rank; i++) {
-        if (from->shape[i] == 1)
-            continue;
-        shape[rank] = from->shape[i];
-        strides[rank++] = from->strides[i];
-    }
-    return rank;
-}
-
-/*
- * Strides of a new shape over the same elements, of which there are some; false where there are
- * none without a copy. From the last dimension on: as many old ones as are dense among themselves
- * and hold equally many elements as some new ones become these.
- */
-static bool reshape_strides(const mstar_tensor *from, int rank, const int64_t *shape,
-                            int64_t *strides)
-{
-    int64_t old_shape[MSTAR_MAX_RANK], old_strides[MSTAR_MAX_RANK];
-    int old = squeeze(from, old_shape, old_strides) - 1, new = rank - 1;
-    while (old >= 0) {
-        int64_t have = old_shape[old], want = 1, stride = old_strides[old];
-        const int64_t base = stride;
-        while (want < have || (new >= 0 && want == have &&shape[new] == 1)) {
-            strides[new] = stride;
-            stride *= shape[new];
-            want *= shape[new --];
-            while (have < want) {
-                if (--old < 0 || old_strides[old] != base * have)
-                    return false;
-                have *= old_shape[old];
-            }
-        }
-        old--;
-    }
-    return true; /* what is left of the new shape are ones */
-}
-
-static PyObject *tensor_reshape(PyObject *self, PyObject *args)
-{
-    const mstc_tensor *from = (const mstc_tensor *)self;
-    mstar_tensor look = mstc_tensor_look(from);
-    const int64_t elements = (int64_t)(from->bytes / mstar_dtype_bytes(from->dtype));
-    int64_t shape[MSTAR_MAX_RANK] = {0};
-    int rank = 0;
-    if (read_sizes(args, elements, shape, &rank) < 0)
-        return NULL;
-    mstar_tensor made = mstar_tensor_make(look.data, look.dtype, rank, shape);
-    if (elements != 0 && !reshape_strides(&look, rank, shape, made.strides)) {
-        PyErr_SetString(PyExc_ValueError,
-                        "the tensor's strides have no such shape without a copy; clone() it first");
-        return NULL;
-    }
-    return mstc_tensor_view(state_of(self), &made, self);
+    PyBuffer_Release(&buffer);
+    return PyMemoryView_FromObject(self);
 }
 
 /* Through a memoryview, which knows how. */
@@ -486,9 +402,12 @@ static PyObject *tensor_tolist(PyObject *self, PyObject *unused)
 {
     (void)unused;
     const mstar_dtype dtype = ((mstc_tensor *)self)->dtype;
-    PyObject *wide = dtype == MSTAR_DTYPE_BF16 || dtype == MSTAR_DTYPE_F16
-                         ? PyObject_CallMethod(self, "to", "s", "float32")
-                         : Py_NewRef(self);
+    PyObject *here = tensor_cpu(self, NULL);
+    PyObject *wide = here == NULL ? NULL
+                     : dtype == MSTAR_DTYPE_BF16 || dtype == MSTAR_DTYPE_F16
+                         ? PyObject_CallMethod(here, "to", "s", "float32")
+                         : Py_NewRef(here);
+    Py_XDECREF(here);
     PyObject *view = wide == NULL ? NULL : PyMemoryView_FromObject(wide);
     PyObject *list = view == NULL ? NULL : PyObject_CallMethod(view, "tolist", NULL);
     Py_XDECREF(view);
@@ -499,7 +418,13 @@ static PyObject *tensor_tolist(PyObject *self, PyObject *unused)
 static PyObject *tensor_numpy(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    if (((mstc_tensor *)self)->dtype == MSTAR_DTYPE_BF16) {
+    const mstc_tensor *tensor = (const mstc_tensor *)self;
+    if (!is_on_cpu(tensor)) {
+        PyErr_Format(PyExc_TypeError, "the tensor lies on cuda:%d; use .cpu().numpy()",
+                     (int)tensor->device_index);
+        return NULL;
+    }
+    if (tensor->dtype == MSTAR_DTYPE_BF16) {
         PyErr_SetString(PyExc_TypeError, "numpy has no bfloat16; use .to(\"float32\").numpy()");
         return NULL;
     }
@@ -514,12 +439,19 @@ static PyMethodDef tensor_methods[] = {
      "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
      "A DLPack capsule of this memory, without a copy unless copy is True."},
     {"__dlpack_device__", mstc_tensor_dlpack_device, METH_NOARGS,
-     "__dlpack_device__($self, /)\n--\n\n(1, 0): the CPU."},
+     "__dlpack_device__($self, /)\n--\n\n(1, 0): the CPU; (2, N): cuda:N."},
+    {"__buffer__", tensor_buffer, METH_O,
+     "__buffer__($self, flags, /)\n--\n\nA memoryview; BufferError for bfloat16 and off the CPU."},
     {"to", tensor_to, METH_O,
      "to($self, dtype, /)\n--\n\n"
-     "A new contiguous Tensor of another floating dtype, rounded to nearest (ties to even)."},
+     "A new contiguous Tensor of another floating dtype, rounded to nearest (ties to even). On a\n"
+     "GPU it goes by way of the host."},
+    {"cpu", tensor_cpu, METH_NOARGS,
+     "cpu($self, /)\n--\n\n"
+     "A copy in host memory, after the work that the caller's stream has; on the CPU the tensor\n"
+     "itself."},
     {"clone", tensor_clone, METH_NOARGS, "clone($self, /)\n--\n\nA copy with memory of its own."},
-    {"reshape", tensor_reshape, METH_VARARGS,
+    {"reshape", mstc_tensor_reshape, METH_VARARGS,
      "reshape($self, /, *shape)\n--\n\n"
      "A view of the same elements in another shape, one size of which may be -1.\n\n"
      "Splits a strided dimension ([T, H * D] of a fused projection into [T, H, D]). ValueError\n"
@@ -535,7 +467,7 @@ static PyMethodDef tensor_methods[] = {
 static PyGetSetDef tensor_attributes[] = {
     {"shape", get_shape, NULL, "Sizes, a tuple of ints.", NULL},
     {"dtype", get_dtype, NULL, "A dtype of this package, such as mstarc.bfloat16.", NULL},
-    {"device", get_device, NULL, "mstarc.device('cpu').", NULL},
+    {"device", get_device, NULL, "mstarc.device('cpu') or mstarc.device('cuda:N').", NULL},
     {"ndim", get_ndim, NULL, "Number of dimensions.", NULL},
     {"nbytes", get_nbytes, NULL, "Bytes of the elements.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -543,14 +475,17 @@ static PyGetSetDef tensor_attributes[] = {
 
 static PyType_Slot tensor_slots[] = {
     {Py_tp_doc,
-     "A tensor in host memory, made by this package: mstarc.empty and mstarc.tensor make one.\n\n"
-     "Speaks DLPack (numpy.from_dlpack, torch.from_dlpack, jax.dlpack.from_dlpack) and, except\n"
-     "for bfloat16, the buffer protocol (numpy.asarray). Slices and reshape give views. It has no\n"
-     "arithmetic: mstarc.ops has, and what is done there is recorded in a capture."},
+     "A tensor made by this package, on the CPU or on a GPU: mstarc.tensor and mstarc.zeros make\n"
+     "one.\n\n"
+     "Speaks DLPack (numpy.from_dlpack, torch.from_dlpack, jax.dlpack.from_dlpack) and, on the "
+     "CPU\n"
+     "and except for bfloat16, the buffer protocol (numpy.asarray). Slices and reshape give "
+     "views.\n"
+     "It has no arithmetic: mstarc.ops has, and what is done there is recorded in a capture."},
     {Py_tp_dealloc, (void *)tensor_dealloc},
     {Py_tp_traverse, (void *)tensor_traverse},
     {Py_tp_clear, (void *)tensor_clear},
-    {Py_mp_subscript, (void *)tensor_subscript},
+    {Py_mp_subscript, (void *)mstc_tensor_subscript},
     {Py_mp_length, (void *)tensor_length},
     {Py_tp_repr, (void *)tensor_repr},
     {Py_tp_methods, tensor_methods},

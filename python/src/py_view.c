@@ -73,6 +73,14 @@ int mstc_view_dtype(const mstc_view *view, const char *name, mstar_dtype *dtype)
     return 0;
 }
 
+int mstc_view_place(mstc_state *state, const mstc_view *view, mstc_place *place)
+{
+    char name[16] = "cpu";
+    if (view->device_type != DL_CPU)
+        (void)PyOS_snprintf(name, sizeof name, "cuda:%d", (int)view->device_id);
+    return mstc_place_of(state, name, place);
+}
+
 /* ---- the buffer protocol --------------------------------------------------------------------- */
 
 /* One element in the format language of struct, native byte order. */
@@ -246,6 +254,18 @@ static int is_on_cuda(mstc_state *state, PyObject *object)
     return type == DL_CUDA || type == DL_CUDA_MANAGED;
 }
 
+/* The stream that will read, as DLPack counts. In a forward every framework works on the forward's:
+ * -1, there is nothing to wait for. */
+static PyObject *reading_stream(mstc_state *state, PyObject *object)
+{
+    const mstc_session *session = mstc_session_now();
+    if (session != NULL && session->stream != NULL &&
+        mstar_stream_get_native(session->stream) != NULL)
+        return PyLong_FromLong(-1);
+    PyObject *module = mstc_frameworks(state);
+    return module == NULL ? NULL : PyObject_CallMethod(module, "current_stream", "O", object);
+}
+
 /* {"max_version": (1, 1)}, and on CUDA the stream that will read. */
 static PyObject *dlpack_keywords(mstc_state *state, PyObject *object, int cuda, bool version)
 {
@@ -254,9 +274,7 @@ static PyObject *dlpack_keywords(mstc_state *state, PyObject *object, int cuda, 
     if (!failed && version)
         failed = PyDict_SetItem(keywords, state->name_max_version, state->dlpack_version) < 0;
     if (!failed && cuda) {
-        PyObject *module = mstc_frameworks(state);
-        PyObject *stream =
-            module == NULL ? NULL : PyObject_CallMethod(module, "current_stream", "O", object);
+        PyObject *stream = reading_stream(state, object);
         failed = stream == NULL || PyDict_SetItem(keywords, state->name_stream, stream) < 0;
         Py_XDECREF(stream);
     }
@@ -307,7 +325,8 @@ static int from_dlpack(mstc_state *state, PyObject *object, const char *name, ms
 static void from_own(mstc_tensor *tensor, mstc_view *view)
 {
     view->data = tensor->data;
-    view->device_type = DL_CPU;
+    view->device_type = (int32_t)tensor->device_kind;
+    view->device_id = tensor->device_index;
     for (int i = 0; i < NUM_KINDS; i++) {
         if (kinds[i].dtype == (int8_t)tensor->dtype) {
             view->code = kinds[i].code;

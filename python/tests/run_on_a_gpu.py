@@ -1,9 +1,9 @@
-"""The package's torch tests on cuda:0, with the extension of a build: what `make check-gpu` runs.
+"""The package's tests on cuda:0, with the extension of a build: what `make check-gpu` runs.
 
     python run_on_a_gpu.py BUILD
 
-Builds the extension in BUILD, a folder that cmake has configured with CUDA, and runs tests/with_torch
-on it. Answers 0 where every test ran and passed, and NOT_RUN where this Python has no torch, after a
+Builds the extension in BUILD, a folder that cmake has configured with CUDA, and runs tests/with_torch,
+tests/on_cuda and, where this Python has cupy, tests/with_cupy on it; a line says where it has not. Answers 0 where every test ran and passed, and NOT_RUN where this Python has no torch, after a
 line that says so: only that may be left out. Anything else that keeps the tests from running (the
 extension does not build, another module or the card is missing) is a failure, and so is a skipped test.
 """
@@ -67,7 +67,13 @@ def main(build):
         if probe.returncode != 0:
             why = probe.stderr.strip().splitlines()[-1:] or ["no reason given"]
             return failed(why[0])
-        return subprocess.run([sys.executable, "-m", "pytest", "-q", SOURCE / "tests" / "with_torch"],
+        folders = ["with_torch", "on_cuda"]
+        if importlib.util.find_spec("cupy") is None:
+            print(f"python on cuda:0: cupy is not installed for {sys.executable}: its tests are NOT RUN")
+        else:
+            folders.append("with_cupy")
+        return subprocess.run([sys.executable, "-m", "pytest", "-q",
+                               *(SOURCE / "tests" / folder for folder in folders)],
                               env=environment).returncode
 
 

@@ -77,7 +77,7 @@ def spoil(**values):
     ({"change": spoil(ndim=9)}, ValueError, "9 dimensions"),
     ({"change": spoil(data=None)}, ValueError, "no data"),
     ({"change": spoil(device_type=10)}, ValueError, "type 10"),
-    ({"change": spoil(device_type=2)}, ValueError, r"device \(2, 0\); the wrapper was made for \(1, 0\)"),
+    ({"change": spoil(device_type=2)}, ValueError, r"device \(2, 0\); expected \(1, 0\)"),
     ({"device": (2, 1)}, ValueError, r"device \(2, 1\)"),
     ({"device": "cpu"}, BufferError, "__dlpack_device__"),
 ])

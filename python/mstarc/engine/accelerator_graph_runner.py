@@ -4,10 +4,10 @@
                                      a step without a bucket runs eager, and the reason is counted
     PiecewiseAcceleratorGraphRunner  the same for one region that a network calls itself
 
-On the CPU, where both run, what is recorded are the operations of mstarc.ops and the managers and
-graph-mode wrappers of attention. Host code of a forward runs at capture only: what it read is baked.
-The results of a step have the same bits replayed, eager, and request by request, as far as the
-forward is made of these operations.
+On the CPU what is recorded are the operations of mstarc.ops and the managers and graph-mode wrappers
+of attention; on a GPU the stream itself is captured, and with it whatever torch and cupy give it. Host
+code of a forward runs at capture only: what it read is baked. The results of a step have the same bits
+replayed, eager, and request by request, as far as the forward is made of the operations of this package.
 
 Captures that fail are logged (logger "mstarc") and their buckets served eager;
 MSTAR_REQUIRE_ACCELERATOR_GRAPHS=1 makes that a RuntimeError, whose cause is what the callback
@@ -15,16 +15,13 @@ raised. In a step, what a callback raises reaches the caller unchanged, and the 
 """
 from __future__ import annotations
 
-import logging
 import math
 import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from mstarc import _core
-from mstarc.engine._calls import Hand, Names
+from mstarc.engine._runner import CaptureFailure, Result, Runner, as_dict, is_tensor, once
 from mstarc.engine.accelerator_graph_config import (
     _DEFAULT_BATCH_SIZES,
     AcceleratorGraphConfig,
@@ -44,131 +41,9 @@ __all__ = [
     "PiecewiseResult",
 ]
 
-_log = logging.getLogger("mstarc")
-
-
-# ---- what both share -----------------------------------------------------------------------------
-
-@dataclass(frozen=True)
-class CaptureFailure:
-    """A callback raised while a bucket was prepared or captured. -1 where a size is not known."""
-
-    bs: int
-    num_tokens: int
-    exception: BaseException
-
-
-class _Result(Mapping[str, Any]):
-    """Results by name, in the runner's memory."""
-
-    def __init__(self, outputs: dict[str, Any]) -> None:
-        self._outputs = outputs
-
-    def view(self, name: str) -> Any:
-        """The rows of the batch without a copy; they hold until the runner's next run."""
-        return self._outputs[name]
-
-    def __getitem__(self, name: str) -> Any:
-        """A copy that stays. KeyError for a name that there is not."""
-        return self._outputs[name].clone()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._outputs)
-
-    def __len__(self) -> int:
-        return len(self._outputs)
-
-
-def _once(values: Sequence[int] | None) -> tuple[int, ...]:
-    """Sizes in the order given, each once: a bucket is captured once."""
-    return tuple(dict.fromkeys(values or ()))
-
-
-def _as_dict(outputs: Any) -> dict[str, Any]:
-    """A bare tensor is filed under "x"."""
-    if isinstance(outputs, Mapping):
-        return dict(outputs)
-    if hasattr(outputs, "__dlpack__"):
-        return {"x": outputs}
-    raise TypeError(f"the forward gave a {type(outputs)!r}; expected a dict of tensors or a tensor")
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "__dlpack__")
-
-
-class _Runner:
-    """prepare and capture, and what they say."""
-
-    _core: Any
-    _who: str
-
-    def __init__(self) -> None:
-        self._failures: list[CaptureFailure] = []
-        self._names = Names()
-        self._hand = Hand()
-        self._turn = threading.Lock()
-
-    @contextmanager
-    def _alone(self, turn: threading.Lock) -> Iterator[Hand]:
-        """One call at a time. A call from inside of one would wait for itself and is refused."""
-        hand = self._hand
-        if hand.inside:
-            raise RuntimeError(f"{self._who}: the runner is called from inside of one of its own "
-                               "callbacks")
-        with turn:
-            hand.inside = True
-            try:
-                yield hand
-            finally:
-                hand.inside, hand.key_info, hand.regions = False, None, ()
-
-    def prepare(self) -> None:
-        """Takes what the captures need. All runners that share resources, before any captures."""
-        with self._alone(self._turn):
-            self._collect(self._core.prepare())
-
-    def capture(self) -> None:
-        """Captures every bucket, largest first; prepares before, where that was not done.
-
-        Raises:
-            RuntimeError: it was done already, or something is missing and
-                MSTAR_REQUIRE_ACCELERATOR_GRAPHS is 1.
-        """
-        with self._alone(self._turn):
-            if not self._prepared:
-                self._collect(self._core.prepare())
-            first, self._captured = not self._captured, True
-            try:
-                self._collect(self._core.capture())
-            except RuntimeError as error:
-                if first and error.__cause__ is None and self._failures:
-                    raise error from self._failures[0].exception  # raised while preparing
-                raise
-
-    _prepared = _captured = False
-
-    def _collect(self, failures: list[tuple[int, int, BaseException]]) -> None:
-        self._prepared = True
-        for failure in failures:
-            self._failures.append(CaptureFailure(*failure))
-            _log.error("%s: the bucket of %d requests and %d tokens is not captured and is served "
-                       "eager", self._who, failure[0], failure[1], exc_info=failure[2])
-
-    @property
-    def failures(self) -> list[CaptureFailure]:
-        """What callbacks raised while buckets were prepared and captured."""
-        return list(self._failures)
-
-    @property
-    def info(self) -> dict[str, Any]:
-        """Counters, and sizes in bytes."""
-        return self._core.info()  # type: ignore[no-any-return]
-
-
 # ---- whole forwards ------------------------------------------------------------------------------
 
-class GraphResult(_Result):
+class GraphResult(Result):
     """The results of one step by name: result[name] is a copy of the batch's rows, view an alias.
 
     Attributes:
@@ -200,7 +75,7 @@ class GraphResult(_Result):
                 f"{how})")
 
 
-class AcceleratorGraphRunner(_Runner):
+class AcceleratorGraphRunner(Runner):
     """Serves the steps of one network, a submodule, from captures of its whole forward.
 
     A submodule has these methods (mstarc.model.submodule_base.Submodule says more):
@@ -220,6 +95,13 @@ class AcceleratorGraphRunner(_Runner):
         num_slots: buffers of each bucket; None: 1, or MSTAR_NUM_SLOTS (2) where resources want two.
         num_warmups: forwards before a capture.
         max_waste: a bucket's tokens are at most so many times the step's; None: no bound.
+        device: where captures run, a name or a torch device; None: the resources' own, else the CPU.
+
+    On a GPU preprocess and forward_batched work on the capture's stream, or on the caller's in a step
+    that is served; torch records no gradients there. Tensors are those of the framework that preprocess
+    made them with, and results those of the framework that forward_batched did: torch's or cupy's
+    arrays stay theirs, anything else becomes a mstarc.Tensor. Numbers are sent to the device; integers
+    stay in host memory, where mstarc.ops reads ids and offsets, unless they were given on the device.
 
     Raises:
         ValueError: configs that cannot be. What their callables raise comes through unchanged.
@@ -239,8 +121,9 @@ class AcceleratorGraphRunner(_Runner):
         num_slots: int | None = None,
         num_warmups: int = 2,
         max_waste: float | None = None,
+        device: Any = None,
     ) -> None:
-        super().__init__()
+        super().__init__(device, resources)
         self.submodule = submodule
         self.configs = list(configs)
         self.resources = resources
@@ -252,14 +135,14 @@ class AcceleratorGraphRunner(_Runner):
             self, None if resources is None else resources._core,
             tuple(self._lower_config(config) for config in self.configs), node,
             -1 if num_slots is None else num_slots, num_warmups,
-            math.nan if max_waste is None else max_waste)
+            math.nan if max_waste is None else max_waste, self._device)
 
     def _lower_config(self, config: AcceleratorGraphConfig) -> tuple[Any, ...]:
         kind = config.get_config_type()
         tokens: tuple[int, ...] = ()
         template = make = layout = None
         if isinstance(config, PackedAcceleratorGraphConfig):
-            tokens = _once(config.capture_token_lengths)
+            tokens = once(config.capture_token_lengths)
             make, layout = config.make_node_input, config.token_layout
         elif isinstance(config, BatchedAcceleratorGraphConfig):
             template = _Template(config.single_request_inputs)
@@ -271,7 +154,7 @@ class AcceleratorGraphRunner(_Runner):
         return (template is None, config.capture_graph_walk, tuple(config.replay_graph_walks),
                 None if info is None else self._key_infos[info], config.compile,
                 config.compile_mode,
-                _once(config.capture_batch_sizes) or _DEFAULT_BATCH_SIZES,
+                once(config.capture_batch_sizes) or _DEFAULT_BATCH_SIZES,
                 config.capture_forward_method, tuple((config.input_seq_dims or {}).items()),
                 config.total_tokens_multiplier, config.caps_eager_batch_size,
                 template, tokens, make, layout)
@@ -311,6 +194,7 @@ class AcceleratorGraphRunner(_Runner):
             self._names.forget_all_but(ids)
         per_request = getattr(self.submodule, "request_outputs", ())
         rows = {name: requests if name in per_request else tokens for name in outputs}
+        outputs = self._work.hand_out(outputs)
         return GraphResult({name: made[:rows[name]] for name, made in outputs.items()}, miss, slot,
                            bs, bucket, tokens, requests)
 
@@ -352,7 +236,7 @@ class AcceleratorGraphRunner(_Runner):
     # ---- called by the extension -----------------------------------------------------------------
 
     def _engine_inputs(self, context: tuple[Any, ...]) -> ModelInputsFromEngine:
-        walk, slot, capturing, real, padded, _ = context
+        walk, slot, capturing, real, padded, _, _ = context
         name = self._names.name
         return ModelInputsFromEngine(
             [name(handle) for handle in real], [name(handle) for handle in padded],
@@ -365,18 +249,24 @@ class AcceleratorGraphRunner(_Runner):
                                                self._hand.key_info if lease is None else lease[3])
 
     def _preprocess(self, context: tuple[Any, ...], inputs: list[Any]) -> dict[str, Any]:
-        made = self.submodule.preprocess(self._engine_inputs(context), _unwrap(inputs))
+        with self._work.on(context[6]):
+            made = self.submodule.preprocess(self._engine_inputs(context), _unwrap(inputs))
         if not isinstance(made, Mapping):
             raise TypeError(f"preprocess gave a {type(made)!r}; expected a dict")
-        self._baked = {name: value for name, value in made.items() if not _is_tensor(value)}
-        return {name: value for name, value in made.items() if _is_tensor(value)}
+        self._baked = {name: value for name, value in made.items() if not is_tensor(value)}
+        tensors = {name: value for name, value in made.items() if is_tensor(value)}
+        self._work.note_inputs(tensors)
+        return tensors
 
     def _forward(self, context: tuple[Any, ...], capturing: int, bs: int, num_tokens: int,
                  tensors: dict[str, Any]) -> dict[str, Any]:
         engine_inputs = self._engine_inputs(context)
         engine_inputs.capturing = bool(capturing)
         method = getattr(self.submodule, self._method(context))
-        outputs = _as_dict(method(engine_inputs, {**self._baked, **tensors}))
+        with self._work.on(context[6], own_memory=context[5] is not None,
+                           capturing=engine_inputs.capturing):
+            outputs = as_dict(method(engine_inputs, {**self._baked, **self._work.hand_in(tensors)}))
+        self._work.note_outputs(outputs)
         per_request = getattr(self.submodule, "request_outputs", ())
         for name, made in outputs.items():
             rows = bs if name in per_request else num_tokens
@@ -422,7 +312,7 @@ def _unwrap(inputs: list[Any]) -> list[Any]:
 
 # ---- regions -------------------------------------------------------------------------------------
 
-class PiecewiseResult(_Result):
+class PiecewiseResult(Result):
     """The results of one run by name: result[name] is a copy of the batch's rows, view an alias.
 
     Attributes:
@@ -442,7 +332,7 @@ class PiecewiseResult(_Result):
         return f"PiecewiseResult({list(self)}, {self.real_len} rows)"
 
 
-class PiecewiseAcceleratorGraphRunner(_Runner):
+class PiecewiseAcceleratorGraphRunner(Runner):
     """Serves one region of a network, which asks can_run and then runs it or its own eager code.
 
     Args:
@@ -453,9 +343,12 @@ class PiecewiseAcceleratorGraphRunner(_Runner):
         node: the node's, in messages.
         num_slots: buffers of each shape; None: 1, or 2 where the declared step wants two.
         num_warmups: runs before a capture.
+        device: where captures run, a name or a torch device; None: the resources' own, else the CPU.
 
     capture_fn gets PiecewiseCallInputs, whose static_inputs are mstarc.Tensors on the memory that
-    make_static_inputs gave (on copies, where that is not contiguous or cannot be written).
+    make_static_inputs gave (on copies, where that is not contiguous or cannot be written). On a GPU
+    torch's and cupy's arrays stay theirs, here and in results; numbers in host memory are copied to the
+    device. The region runs between what the caller's stream has before and after the call.
 
     Raises:
         ValueError: a config that cannot be.
@@ -473,22 +366,23 @@ class PiecewiseAcceleratorGraphRunner(_Runner):
         node: str = "node",
         num_slots: int | None = None,
         num_warmups: int = 2,
+        device: Any = None,
     ) -> None:
-        super().__init__()
+        super().__init__(device, resources)
         self.config = config
         self.resources = resources
         self.label = label
         self._who = f"{node}_{label}"
         packed = config.get_config_type() is PiecewiseConfigType.PACKED
-        lowered = (packed, _once(config.capture_batch_sizes) or _DEFAULT_BATCH_SIZES,
+        lowered = (packed, once(config.capture_batch_sizes) or _DEFAULT_BATCH_SIZES,
                    -1 if packed else config.seq_len,  # type: ignore[attr-defined]
-                   _once(config.total_tokens) if packed else (),  # type: ignore[attr-defined]
+                   once(config.total_tokens) if packed else (),  # type: ignore[attr-defined]
                    config.compile, config.compile_mode, config.declare_step is not None,
                    config.lease_before_step,
                    config.lease_before_step and config.can_lease is not None)
         self._core = _core.Region(
             self, None if resources is None else resources._core, lowered, node, label,
-            -1 if num_slots is None else num_slots, num_warmups)
+            -1 if num_slots is None else num_slots, num_warmups, self._device)
 
     def can_run(self, bs: int, num_tokens: int | None = None) -> bool:
         """True when a capture serves bs requests of num_tokens tokens in all (None: not known)."""
@@ -529,7 +423,7 @@ class PiecewiseAcceleratorGraphRunner(_Runner):
                 admit it. ValueError: a tensor that does not fit its buffer; nothing says how many
                 requests there are.
         """
-        arrays = {name: value for name, value in static_inputs.items() if _is_tensor(value)}
+        arrays = {name: value for name, value in static_inputs.items() if is_tensor(value)}
         ids = None if request_ids is None else list(request_ids)
         lengths = None if seq_lens is None else tuple(seq_lens)
         with self._alone(self._turn):
@@ -538,7 +432,7 @@ class PiecewiseAcceleratorGraphRunner(_Runner):
                 -1 if real_bs is None else real_bs)
             if ids is not None:
                 self._names.forget_all_but(ids)
-        return PiecewiseResult(outputs, slot, bs, total, real_len)
+        return PiecewiseResult(self._work.hand_out(outputs), slot, bs, total, real_len)
 
     def __repr__(self) -> str:
         info = self.info
@@ -547,17 +441,23 @@ class PiecewiseAcceleratorGraphRunner(_Runner):
 
     # ---- called by the extension -----------------------------------------------------------------
 
-    def _capture(self, context: tuple[Any, ...], inputs: dict[str, Any]) -> dict[str, Any]:
-        _, slot, capturing, real, padded, _ = context
+    def _capture(self, context: tuple[Any, ...], capturing: int,
+                 inputs: dict[str, Any]) -> dict[str, Any]:
+        _, slot, _, real, padded, _, stream = context
         name = self._names.name
         engine_inputs = ModelInputsFromEngine(
             [name(handle) for handle in real], [name(handle) for handle in padded],
             dict(self.resources or {}), None, slot, bool(capturing))
-        call = PiecewiseCallInputs(inputs, engine_inputs, self.config.forward_kwargs)
-        return _as_dict(self.config.capture_fn(call))
+        with self._work.on(stream, own_memory=True, capturing=bool(capturing)):
+            call = PiecewiseCallInputs(self._work.hand_in(inputs), engine_inputs,
+                                       self.config.forward_kwargs)
+            outputs = as_dict(self.config.capture_fn(call))
+        self._work.note_outputs(outputs)
+        return outputs
 
     def _make_inputs(self, bs: int, seq_lens: tuple[int, ...], total: int) -> dict[str, Any]:
         made = self.config.make_static_inputs(PiecewiseCaptureShape(bs, list(seq_lens), total))
+        self._work.note_inputs(made)
         return dict(made)
 
     def _declare(self, handles: tuple[int, ...], lengths: tuple[int, ...]) -> Any:

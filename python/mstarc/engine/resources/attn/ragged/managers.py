@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mstarc import _core
-from mstarc._frameworks import dtype_name
+from mstarc._frameworks import device as _device
+from mstarc._frameworks import device_name, dtype_name
 
 __all__ = [
     "NodeResources", "PrefixedAttentionManager", "RaggedAttentionManager",
@@ -21,7 +22,7 @@ __all__ = [
 
 
 class RaggedAttentionManager:
-    """Self attention over the segments of a step, one plan a label. On the CPU.
+    """Self attention over the segments of a step, one plan a label.
 
     Args:
         num_qo_heads, num_kv_heads, head_dim: of the whole model.
@@ -31,6 +32,7 @@ class RaggedAttentionManager:
             segments for each request, and so many tokens where the bucket's own count is too few.
         flashinfer_backend: "auto", "native" or "reference".
         tp_world_size: ranks over which heads are divided; head_dim never is.
+        device: where its wrappers compute: a name, a torch device, or anything whose text names one.
 
     Raises:
         ValueError, NotImplementedError: an argument out of range, or a backend not of this device.
@@ -50,6 +52,7 @@ class RaggedAttentionManager:
         max_tokens_per_request: int | None = None,
         flashinfer_backend: str = "auto",
         tp_world_size: int = 1,
+        device: Any = "cpu",
     ) -> None:
         most = -1 if max_tokens_per_request is None else operator.index(max_tokens_per_request)
         if max_tokens_per_request is not None and most < 0:
@@ -57,7 +60,8 @@ class RaggedAttentionManager:
         self._core = _core.Manager(
             self._kind, num_qo_heads, num_kv_heads, head_dim,
             math.nan if sm_scale is None else sm_scale, max_segments_per_request, most,
-            flashinfer_backend, dtype_name(dtype), tp_world_size)
+            flashinfer_backend, dtype_name(dtype), tp_world_size, device_name(device))
+        self._device = _device(device_name(device))
 
     def run(self, q: Any, k: Any, v: Any, label: str | None = None) -> Any:
         """Attention of one layer over the step's plan of a label; None is the current one.
@@ -73,6 +77,11 @@ class RaggedAttentionManager:
     def set_label(self, label: str) -> None:
         """The label that None stands for, until the next plan. KeyError as for run."""
         self._core.set_label(label)
+
+    @property
+    def device(self) -> _device:
+        """Where q, k and v have to lie."""
+        return self._device
 
     @property
     def info(self) -> dict[str, Any]:
@@ -101,7 +110,7 @@ class NodeResources(Mapping[str, RaggedAttentionManager]):
     """The managers of one node by key: what its runners share. It does not change.
 
     Raises:
-        TypeError: something that is no manager.
+        TypeError: something that is no manager. ValueError: managers on several devices.
     """
 
     def __init__(self, managers: Mapping[str, RaggedAttentionManager]) -> None:
@@ -109,7 +118,16 @@ class NodeResources(Mapping[str, RaggedAttentionManager]):
         for key, manager in self._managers.items():
             if not isinstance(manager, RaggedAttentionManager):
                 raise TypeError(f"resource {key!r} is a {type(manager)!r}; expected a manager")
+        devices = sorted({str(manager.device) for manager in self._managers.values()})
+        if len(devices) > 1:
+            raise ValueError(f"the managers of a node are on one device; these are on {devices}")
+        self._device = _device(devices[0] if devices else "cpu")
         self._core = _core.Resources({key: one._core for key, one in self._managers.items()})
+
+    @property
+    def device(self) -> _device:
+        """Where the managers compute; the CPU where there are none."""
+        return self._device
 
     def __getitem__(self, key: str) -> RaggedAttentionManager:
         return self._managers[key]

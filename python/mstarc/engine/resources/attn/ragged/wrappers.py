@@ -130,13 +130,13 @@ class _RaggedPrefillBase(ABC):
         self._core: Any
         if backend == "flashinfer":
             from mstarc.engine.resources.attn.ragged.flashinfer_backend import FlashInferAttention
-            self._core = FlashInferAttention(*arguments, workspace)
+            self._core = FlashInferAttention(*(*arguments, workspace))
         else:
             self._core = self._make_core(arguments, backend, workspace)
         self._device = caller_device(device)  # a name that is none has been refused by now
 
     def _make_core(self, arguments: Any, backend: str, workspace: Any) -> Any:
-        return _core.Attention(*arguments, backend, workspace)
+        return _core.Attention(*(*arguments, backend, workspace))
 
     @staticmethod
     def _check_graph_mode(max_num_segments: int | None, max_total_tokens: int | None) -> None:

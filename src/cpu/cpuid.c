@@ -115,15 +115,50 @@ void mst_cpu_model(char *text, size_t bytes)
 #endif
 }
 
-static int64_t cache_bytes(int name)
+#if defined(__x86_64__)
+
+/*
+ * A data cache that this core reads, of the list that the processor gives: Intel's leaf 4, AMD's
+ * 0x8000001d where it has topology extensions. The C library adds up all third caches of an AMD
+ * package, of which a core has one. 0: not listed.
+ */
+static int64_t listed_cache_bytes(unsigned int level)
 {
-    long bytes = sysconf(name);
-    return bytes > 0 ? bytes : 0;
+    enum { DATA = 1, UNIFIED = 3, MOST = 16 };
+    unsigned int a, b, c, d;
+    bool amd = __get_cpuid(0x80000001U, &a, &b, &c, &d) != 0 && (c & (1U << 22)) != 0;
+    for (unsigned int i = 0; i < MOST; i++) {
+        if (__get_cpuid_count(amd ? 0x8000001dU : 4U, i, &a, &b, &c, &d) == 0)
+            return 0;
+        unsigned int type = a & 31U; /* 0: the list has ended */
+        if (type == 0)
+            return 0;
+        if (((a >> 5) & 7U) == level && (type == DATA || type == UNIFIED))
+            return (int64_t)((b >> 22) + 1) * (((b >> 12) & 1023U) + 1) * ((b & 4095U) + 1) *
+                   ((int64_t)c + 1);
+    }
+    return 0;
+}
+
+#else
+
+static int64_t listed_cache_bytes(unsigned int level)
+{
+    (void)level;
+    return 0;
+}
+
+#endif
+
+static int64_t cache_bytes(unsigned int level, int name)
+{
+    int64_t listed = listed_cache_bytes(level);
+    return listed > 0 ? listed : mst_max_i64(sysconf(name), 0);
 }
 
 void mst_cpu_caches(int64_t *l1d, int64_t *l2, int64_t *l3)
 {
-    *l1d = cache_bytes(_SC_LEVEL1_DCACHE_SIZE);
-    *l2 = cache_bytes(_SC_LEVEL2_CACHE_SIZE);
-    *l3 = cache_bytes(_SC_LEVEL3_CACHE_SIZE);
+    *l1d = cache_bytes(1, _SC_LEVEL1_DCACHE_SIZE);
+    *l2 = cache_bytes(2, _SC_LEVEL2_CACHE_SIZE);
+    *l3 = cache_bytes(3, _SC_LEVEL3_CACHE_SIZE);
 }

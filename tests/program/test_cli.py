@@ -1,13 +1,17 @@
 """The command line itself: help, the manual page, usage errors, environment, exit codes."""
 import json
 import os
+import pathlib
+import platform
 import re
 import shutil
 import subprocess
+import unittest
 
 from cli_support import (BAD_CONFIG, CANNOT_CREATE, NO_INPUT, OK, USAGE, ProgramTest, environment,
                          main, run)
 
+CACHES = list(pathlib.Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"))
 COMMANDS = ("embed", "similar", "tokenize", "info", "bench", "graphs", "version", "help")
 
 
@@ -320,6 +324,19 @@ class Info(ProgramTest):
 
     def info(self, *arguments):
         return json.loads(self.ok("info", "--json", *arguments)[0])
+
+    @unittest.skipUnless(CACHES and platform.machine() == "x86_64", "the system lists no caches")
+    def test_caches_of_one_core(self):
+        """Not of all cores of the package together, which is what the C library tells of some."""
+        sizes = {}
+        for cache in CACHES:
+            level, kind, size = ((cache / name).read_text().strip()
+                                 for name in ("level", "type", "size"))
+            sizes.setdefault(level + kind, set()).add(int(size.removesuffix("K")) * 1024)
+        machine = self.info()["machine"]
+        for cache, key in (("1Data", "l1d_bytes"), ("2Unified", "l2_bytes"), ("3Unified", "l3_bytes")):
+            if cache in sizes:
+                self.assertIn(machine[key], sizes[cache], key)
 
     def test_machine_part(self):
         document = self.info()

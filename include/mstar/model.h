@@ -5,6 +5,8 @@
  * tokenizer.json or vocab.txt, and, for sentence-transformers models, modules.json and its parts
  * (both generations). Read: BERT-family encoders (model_type "bert": MiniLM, bge-*-en, e5-*-en,
  * gte), WordPiece, pooling, Dense and Normalize modules. Anything else is refused by name.
+ *
+ * A network of one's own behind captured graphs: the hooks of mstar/runner.h.
  */
 #ifndef MSTAR_MODEL_H
 #define MSTAR_MODEL_H

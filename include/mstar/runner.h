@@ -11,7 +11,8 @@
  *            one buffer for each static input of a config. Both are known before anything is
  *            captured.
  *   rows     operations run on the real rows of a step only: the live counts of a frame.
- *   threads  one at a time, but for mstar_graph_runner_pre_plan and _query.
+ *   threads  one at a time, but for mstar_graph_runner_pre_plan and _query: a call of the others
+ *            while one is under way, from a hook too, is MSTAR_OUT_OF_ORDER.
  *
  * The results of a step have the same bits replayed, eager, and request by request, as far as the
  * network is made of this library's operations.

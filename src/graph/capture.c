@@ -241,9 +241,8 @@ static mstar_status report(const mstar_graph_runner *runner, mstar_status first_
         (long long)bucket->size.num_tokens, bucket->reason);
 }
 
-mstar_status mstar_graph_runner_capture(mstar_graph_runner *runner)
+static mstar_status capture_all(mstar_graph_runner *runner)
 {
-    MST_TRY(mst_check_not_null("runner", runner));
     if (runner->phase != MST_RUNNER_PREPARED)
         return mst_fail(MSTAR_OUT_OF_ORDER,
                         runner->phase == MST_RUNNER_NEW
@@ -269,4 +268,11 @@ mstar_status mstar_graph_runner_capture(mstar_graph_runner *runner)
     if (runner->resources != NULL)
         MST_TRY(mstar_resources_validate(runner->resources));
     return report(runner, first);
+}
+
+mstar_status mstar_graph_runner_capture(mstar_graph_runner *runner)
+{
+    MST_TRY(mst_check_not_null("runner", runner));
+    MST_TRY(mst_runner_enter(runner));
+    return mst_runner_leave(runner, capture_all(runner));
 }

@@ -250,9 +250,8 @@ static mstar_status finish_pool(mstar_graph_runner *runner)
     return resize_pool(runner, bytes);
 }
 
-mstar_status mstar_graph_runner_prepare(mstar_graph_runner *runner)
+static mstar_status prepare(mstar_graph_runner *runner)
 {
-    MST_TRY(mst_check_not_null("runner", runner));
     if (runner->phase != MST_RUNNER_NEW)
         return mst_fail(MSTAR_OUT_OF_ORDER, "the runner of %s has been prepared already",
                         runner->node);
@@ -275,4 +274,11 @@ mstar_status mstar_graph_runner_prepare(mstar_graph_runner *runner)
     mst_runner_note_bytes(runner);
     runner->phase = MST_RUNNER_PREPARED;
     return MSTAR_OK;
+}
+
+mstar_status mstar_graph_runner_prepare(mstar_graph_runner *runner)
+{
+    MST_TRY(mst_check_not_null("runner", runner));
+    MST_TRY(mst_runner_enter(runner));
+    return mst_runner_leave(runner, prepare(runner));
 }

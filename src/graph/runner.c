@@ -197,6 +197,33 @@ static mstar_status fill(const mstar_graph_runner_desc *desc, mstar_graph_runner
     return mst_order_open(runner);
 }
 
+static bool init_lock(pthread_mutex_t *lock)
+{
+    pthread_mutexattr_t kind;
+    if (pthread_mutexattr_init(&kind) != 0)
+        return false;
+    bool made = pthread_mutexattr_settype(&kind, PTHREAD_MUTEX_ERRORCHECK) == 0 &&
+                pthread_mutex_init(lock, &kind) == 0;
+    (void)pthread_mutexattr_destroy(&kind);
+    return made;
+}
+
+mstar_status mst_runner_enter(mstar_graph_runner *runner)
+{
+    if (!atomic_exchange(&runner->busy, true))
+        return MSTAR_OK;
+    return mst_fail(MSTAR_OUT_OF_ORDER,
+                    "%s: the runner is called from inside of one of its hooks, or by another "
+                    "thread",
+                    runner->node);
+}
+
+mstar_status mst_runner_leave(mstar_graph_runner *runner, mstar_status status)
+{
+    atomic_store(&runner->busy, false);
+    return status;
+}
+
 mstar_status mstar_graph_runner_create(mstar_device *device, const mstar_graph_runner_desc *given,
                                        mstar_graph_runner **runner)
 {
@@ -213,7 +240,7 @@ mstar_status mstar_graph_runner_create(mstar_device *device, const mstar_graph_r
     made->device = device;
     made->latest_slot = made->open_slot = -1;
     made->hooks = hooks;
-    if (pthread_mutex_init(&made->lock, NULL) != 0) {
+    if (!init_lock(&made->lock)) {
         mst_free(made);
         return mst_fail(MSTAR_OUT_OF_MEMORY, "a graph runner: the system gives no lock");
     }

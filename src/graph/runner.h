@@ -195,7 +195,8 @@ struct mstar_graph_runner {
 
     /* Held while a step is made ready and while one is planned ahead, let go before the forward:
        whoever comes second sees which slot is next. */
-    pthread_mutex_t lock;
+    pthread_mutex_t lock; /* refuses a thread that has it already: a hook that calls back */
+    atomic_bool busy;     /* in prepare, capture or a step */
     int32_t next_slot;
     bool sync; /* MSTAR_ENGINE_STEP_SYNC */
     int64_t max_bs;
@@ -214,6 +215,10 @@ struct mstar_graph_runner {
     mst_runner_stats stats;
 };
 
+/* OUT_OF_ORDER while the runner is in another call: a hook calls back, or another thread calls. */
+mstar_status mst_runner_enter(mstar_graph_runner *runner);
+/* Passes status on. */
+mstar_status mst_runner_leave(mstar_graph_runner *runner, mstar_status status);
 /* Gives back a capture's graph and lists. */
 void mst_capture_clear(mst_capture *capture);
 /* Empties a list and keeps its memory for the next step. */

@@ -48,6 +48,15 @@ static mstar_status choose(const mstar_graph_runner *runner, const mstar_runner_
                               choice);
 }
 
+/* A thread that has it already is in a hook. */
+static mstar_status lock(mstar_graph_runner *runner)
+{
+    return pthread_mutex_lock(&runner->lock) == 0
+               ? MSTAR_OK
+               : mst_fail(MSTAR_OUT_OF_ORDER,
+                          "%s: the runner is called from inside of one of its hooks", runner->node);
+}
+
 /* ---- replay ---------------------------------------------------------------------------------- */
 
 /* A step's lease: its bucket, padded in a slot. */
@@ -133,7 +142,7 @@ static mstar_status replay(mstar_graph_runner *runner, const mstar_runner_step *
                            mstar_runner_result *result)
 {
     leased_step leased = {.tokens = 0};
-    (void)pthread_mutex_lock(&runner->lock);
+    MST_TRY(lock(runner));
     mstar_status status = make_ready(runner, step, index, &leased);
     (void)pthread_mutex_unlock(&runner->lock);
     if (status == MSTAR_OK)
@@ -212,7 +221,7 @@ static mstar_status eager_step(mstar_graph_runner *runner, const mstar_runner_st
     mstar_frame_size size = {step->count, tokens};
     mstar_step_context context;
     MST_TRY(reserve(runner, size));
-    (void)pthread_mutex_lock(&runner->lock);
+    MST_TRY(lock(runner));
     mstar_status status = ready_eager(runner, step, &context);
     (void)pthread_mutex_unlock(&runner->lock);
     MST_TRY(status);
@@ -268,39 +277,44 @@ static int64_t eager_multiplier(const mstar_graph_runner *runner, const mstar_ru
     return 1;
 }
 
+static mstar_status serve(mstar_graph_runner *runner, mstar_runner_step *step,
+                          mstar_runner_result *made)
+{
+    int64_t tokens;
+    if (step->stream == NULL)
+        step->stream = runner->stream;
+    MST_TRY(mst_count_tokens(step->inputs, step->count, 1, &tokens));
+    mstar_graph_choice choice;
+    MST_TRY(choose(runner, step, tokens, &choice));
+    *made = (mstar_runner_result){.miss = choice.miss};
+    if (choice.index >= 0) {
+        MST_TRY(replay(runner, step, choice.index, made));
+    } else if (step->count > 0) {
+        MST_TRY(
+            mst_count_tokens(step->inputs, step->count, eager_multiplier(runner, step), &tokens));
+        MST_TRY(run_eager(runner, step, tokens, choice.miss, made));
+    } else {
+        made->miss = MSTAR_GRAPH_MISS_EMPTY;
+    }
+    count(&runner->stats.misses[made->miss], 1);
+    return runner->sync ? mstar_stream_synchronize(step->stream) : MSTAR_OK;
+}
+
 mstar_status mstar_graph_runner_step(mstar_graph_runner *runner, const mstar_runner_step *given,
                                      mstar_runner_result *result)
 {
     MST_TRY(mst_check_not_null("runner", runner));
     MST_TRY(mst_check_not_null("step", given));
     MST_TRY(mst_check_not_null("result", result));
-    if (runner->phase == MST_RUNNER_CAPTURING)
-        return mst_fail(MSTAR_OUT_OF_ORDER, "%s: a step while the runner captures", runner->node);
     mstar_runner_step step;
+    mstar_runner_result made;
     mstar_runner_step_init(&step);
     MST_TRY(mst_desc_read("step", given, &step, sizeof step));
     MST_TRY(check_step(runner, &step));
     if (step.count > 0)
         MST_TRY(mst_check_not_null("step.inputs", step.inputs));
-    if (step.stream == NULL)
-        step.stream = runner->stream;
-    int64_t tokens;
-    MST_TRY(mst_count_tokens(step.inputs, step.count, 1, &tokens));
-    mstar_graph_choice choice;
-    MST_TRY(choose(runner, &step, tokens, &choice));
-    mstar_runner_result made = {.miss = choice.miss};
-    if (choice.index >= 0) {
-        MST_TRY(replay(runner, &step, choice.index, &made));
-    } else if (step.count > 0) {
-        MST_TRY(
-            mst_count_tokens(step.inputs, step.count, eager_multiplier(runner, &step), &tokens));
-        MST_TRY(run_eager(runner, &step, tokens, choice.miss, &made));
-    } else {
-        made.miss = MSTAR_GRAPH_MISS_EMPTY;
-    }
-    count(&runner->stats.misses[made.miss], 1);
-    if (runner->sync)
-        MST_TRY(mstar_stream_synchronize(step.stream));
+    MST_TRY(mst_runner_enter(runner));
+    MST_TRY(mst_runner_leave(runner, serve(runner, &step, &made)));
     return mst_info_write("result", &made, sizeof made, result);
 }
 
@@ -333,7 +347,7 @@ mstar_status mstar_graph_runner_pre_plan(mstar_graph_runner *runner, const mstar
     if (choice.index < 0)
         return MSTAR_OK;
     leased_step leased;
-    (void)pthread_mutex_lock(&runner->lock);
+    MST_TRY(lock(runner));
     mst_slot *slot = &runner->slots[runner->next_slot];
     mstar_status status = pad(runner, &step, choice.index, runner->next_slot, &leased);
     if (status == MSTAR_OK)

@@ -75,9 +75,9 @@ struct mstar_resources {
     mstar_plan_results present, ahead; /* of the step that runs; of the one planned ahead */
     mstar_segment *real;               /* segments without padding rows, for commit and publish */
     int64_t real_capacity;
-    int64_t num_captured;  /* runners that have captured over the set and are alive */
-    int64_t handles_taken; /* for padding rows, from -2 down */
-    mstar_event *done;     /* of the latest step that a runner gave to a device; NULL: none */
+    _Atomic int64_t num_captured; /* runners that have captured over the set and are alive */
+    int64_t handles_taken;        /* for padding rows, from -2 down */
+    mstar_event *done; /* of the latest step that a runner gave to a device; NULL: none */
 };
 /* -1: not there. */
 int64_t mst_resources_find(const mstar_resources *set, const char *key);

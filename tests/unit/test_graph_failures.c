@@ -102,6 +102,124 @@ static void test_stream_of_another_device(void **state)
     bench_close(&b);
 }
 
+/* ---- hooks that call back -------------------------------------------------------------------- */
+
+typedef struct caller {
+    node *node;
+    mstar_node_hooks hooks; /* the node's */
+    mstar_graph_runner *runner;
+    const node_step *step;
+    int64_t refused, calls;
+    bool plans; /* the call under way is pre_plan: the others are none of its business */
+} caller;
+
+static void refuse_one(caller *c, mstar_status status)
+{
+    c->refused += status == MSTAR_OUT_OF_ORDER &&
+                  strstr(mstar_last_error(), "from inside of one of its hooks") != NULL;
+    c->calls++;
+}
+
+static void call_back(caller *c, bool locked)
+{
+    mstar_graph_miss miss;
+    mstar_runner_step step;
+    mstar_runner_result result = {.struct_size = sizeof result};
+    mstar_runner_step_init(&step);
+    step.walk = "w";
+    step.requests = c->step->requests;
+    step.inputs = c->step->inputs;
+    step.count = c->step->count;
+    if (c->runner == NULL)
+        return;
+    if (locked && c->plans)
+        refuse_one(c, mstar_graph_runner_pre_plan(c->runner, &step, &miss));
+    refuse_one(c, mstar_graph_runner_step(c->runner, &step, &result));
+    step.eager = 1;
+    refuse_one(c, mstar_graph_runner_step(c->runner, &step, &result));
+    if (c->plans)
+        return;
+    refuse_one(c, mstar_graph_runner_prepare(c->runner));
+    refuse_one(c, mstar_graph_runner_capture(c->runner));
+}
+
+static mstar_status calling_declare(void *user, const mstar_step_context *context,
+                                    const mstar_node_input *inputs, int64_t count, mstar_step *step)
+{
+    caller *c = user;
+    call_back(c, true);
+    return c->hooks.declare(c->node, context, inputs, count, step);
+}
+
+static mstar_status calling_preprocess(void *user, const mstar_step_context *context,
+                                       const mstar_node_input *inputs, int64_t count,
+                                       mstar_tensors *tensors)
+{
+    caller *c = user;
+    call_back(c, true);
+    return c->hooks.preprocess(c->node, context, inputs, count, tensors);
+}
+
+static mstar_status calling_lay_out(void *user, mstar_frame_size size, mstar_tensors *scratch)
+{
+    caller *c = user;
+    call_back(c, false);
+    return c->hooks.lay_out(c->node, size, scratch);
+}
+
+static mstar_status calling_forward(void *user, const mstar_frame *frame, mstar_tensors *outputs)
+{
+    caller *c = user;
+    call_back(c, false);
+    return c->hooks.forward(c->node, frame, outputs);
+}
+
+/* Every call from inside of every hook is refused, and what is under way goes on. */
+static void test_hooks_that_call_back(void **state)
+{
+    (void)state;
+    static bench b;
+    static node_step step;
+    static node_result replayed, eager;
+    check_rng rng = {44};
+    bench_open(&b, 1);
+    node_manage(&b.node);
+    b.configs[0] = bench_packed("w", bench_sizes, 1, bench_lengths, 3);
+    b.num_configs = 1;
+    node_step_fill(&step, &rng, (int64_t[]){5, 9}, 2);
+    caller c = {.node = &b.node, .hooks = node_hooks(&b.node), .step = &step};
+    const mstar_node_hooks hooks = {.struct_size = sizeof hooks,
+                                    .declare = calling_declare,
+                                    .preprocess = calling_preprocess,
+                                    .lay_out = calling_lay_out,
+                                    .forward = calling_forward};
+    mstar_graph_runner_desc desc = bench_desc(&b, &hooks);
+    desc.user = &c;
+    CHECK_OK(mstar_graph_runner_create(b.device, &desc, &b.runner));
+    c.runner = b.runner;
+    CHECK_OK(mstar_graph_runner_prepare(b.runner));
+    CHECK_OK(mstar_graph_runner_capture(b.runner));
+    assert_int_equal(bench_query(&b).num_captured, 3);
+    assert_int_equal(node_run(b.runner, "w", &step, 0, &replayed), MSTAR_GRAPH_MISS_NONE);
+    (void)node_run(b.runner, "w", &step, 1, &eager);
+    node_check_equal(&step, &replayed, &eager);
+    mstar_graph_miss miss;
+    mstar_runner_step next;
+    mstar_runner_step_init(&next);
+    next.walk = "w";
+    next.requests = step.requests;
+    next.inputs = step.inputs;
+    next.count = step.count;
+    c.plans = true;
+    CHECK_OK(mstar_graph_runner_pre_plan(b.runner, &next, &miss));
+    c.plans = false;
+    assert_int_equal(node_run(b.runner, "w", &step, 0, &replayed), MSTAR_GRAPH_MISS_NONE);
+    node_check_equal(&step, &replayed, &eager);
+    assert_true(c.calls > 200);
+    assert_int_equal(c.refused, c.calls);
+    bench_close(&b);
+}
+
 static void test_required(void **state)
 {
     (void)state;
@@ -342,6 +460,7 @@ int main(void)
         cmocka_unit_test(test_every_call_fails_once),
         cmocka_unit_test(test_failure_inside_a_capture),
         cmocka_unit_test(test_required),
+        cmocka_unit_test(test_hooks_that_call_back),
         cmocka_unit_test(test_stream_of_another_device),
         cmocka_unit_test(test_failed_step),
         cmocka_unit_test(test_agreement),

@@ -44,6 +44,10 @@ static void report_machine(cli_report *report, const cli_session *session)
     cli_report_integer(report, at, "l1d_bytes", machine->l1d_bytes);
     cli_report_integer(report, at, "l2_bytes", machine->l2_bytes);
     cli_report_integer(report, at, "l3_bytes", machine->l3_bytes);
+    if (machine->memory_bytes > 0) {
+        cli_report_integer(report, at, "memory_bytes", machine->memory_bytes);
+        cli_report_integer(report, at, "free_bytes", machine->free_bytes);
+    }
     cli_report_value(report, at, "kernels", list_kernels(session->device));
 }
 

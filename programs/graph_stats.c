@@ -147,6 +147,8 @@ int cli_graph_stats_print(const cli_session *session, bool as_json)
     cli_report_integer(&report, "bytes", "wrappers", (int64_t)info.resource_bytes);
     cli_report_integer(&report, "bytes", "total",
                        (int64_t)(info.total_bytes + info.resource_bytes));
+    if (session->machine.kind != MSTAR_DEVICE_CPU) /* measured, and not in the total */
+        cli_report_integer(&report, "bytes", "driver", (int64_t)info.driver_bytes);
     if (as_json) /* a table of its own kind: for scripts */
         cli_report_value(&report, NULL, "buckets", buckets_json(session));
     return cli_report_print(&report, as_json);

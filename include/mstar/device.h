@@ -64,7 +64,9 @@ typedef struct mstar_device_info {
     char isa_reason[96]; /* why isa is not isa_best (a limit; another level is faster on this
                             processor); "" when it is */
     int64_t l1d_bytes, l2_bytes,
-        l3_bytes; /* data caches as read from the machine; 0 where unknown */
+        l3_bytes;                     /* data caches as read from the machine; 0 where unknown */
+    int64_t memory_bytes, free_bytes; /* of a GPU: all its memory, and what of it is free now,
+                                         whoever has the rest; 0 on a processor */
 } mstar_device_info;
 MSTAR_API mstar_status mstar_device_query(const mstar_device *device, mstar_device_info *info);
 
@@ -195,7 +197,10 @@ typedef struct mstar_graph_info {
     int64_t edges; /* pairs of which the second waits for the first and for nothing in between */
     int64_t waves; /* steps of a replay; the nodes of a wave overlap */
     int64_t replays;
-    size_t bytes; /* of memory that the graph holds */
+    size_t bytes;        /* of memory that the graph holds */
+    size_t driver_bytes; /* the driver's own share on a GPU, measured: by so much the device's free
+                            memory fell while the graph was made ready. Not in bytes; 0 on a
+                            processor, and where the driver had room left */
 } mstar_graph_info;
 MSTAR_API mstar_status mstar_graph_query(const mstar_graph *graph, mstar_graph_info *info);
 

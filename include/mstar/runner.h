@@ -103,7 +103,8 @@ typedef struct mstar_graph_runner_desc {
     int32_t num_warmups;        /* forwards before a capture; default 2. With any, prepare makes
                                    one of its own before it counts */
     int64_t free_bytes;         /* memory that prepare and capture may take, resources' buffers
-                                   included; -1 (default) no bound */
+                                   and a driver's share included; -1 (default): what the device has
+                                   free when prepare begins, no bound on a processor */
     int64_t floor_bytes;        /* of it to be left over; default 0 */
     double max_waste;           /* as in mstar_graph_request; NaN (default) */
     mstar_graph_agree agree;    /* NULL: this process is alone */
@@ -221,6 +222,7 @@ typedef struct mstar_graph_runner_info {
     size_t total_bytes;      /* all that the runner holds: the five kinds above, not resources */
     int64_t first_handle;    /* of rows that pad: below those of runners that were created over the
                                 same resources before; -2 for the first */
+    size_t driver_bytes;     /* the driver's share of the graphs, measured (mstar_graph_info) */
 } mstar_graph_runner_info;
 /* May be called from any thread while steps run: counters are then those of some moment. */
 MSTAR_API mstar_status mstar_graph_runner_query(const mstar_graph_runner *runner,

@@ -152,7 +152,15 @@ static mstar_status cuda_query(const mstar_device *device, mstar_device_info *in
     (void)snprintf(info->isa, sizeof info->isa, "sm_%d%d", cuda->major, cuda->minor);
     (void)snprintf(info->isa_best, sizeof info->isa_best, "sm_%d%d", cuda->major, cuda->minor);
     info->l2_bytes = cuda->l2_bytes;
-    return MSTAR_OK;
+    size_t free_bytes = 0, total_bytes = 0;
+    MST_TRY(mst_cuda_enter(cuda));
+    mstar_status status =
+        mst_cuda_check(cuda->driver, cuda->driver->memory_info(&free_bytes, &total_bytes),
+                       "asking for the free memory");
+    mst_cuda_leave(cuda);
+    info->memory_bytes = (int64_t)total_bytes;
+    info->free_bytes = (int64_t)free_bytes;
+    return status;
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */

@@ -18,6 +18,7 @@ typedef struct cuda_graph {
     recorded_rows *rows;
     int64_t num_rows, rows_capacity;
     int64_t nodes;
+    size_t driver_bytes;
     mst_cuda_record *record;
 } cuda_graph;
 
@@ -55,15 +56,25 @@ mstar_status mst_cuda_record_attn(mstar_stream *stream, const mst_attn_call *cal
     return MSTAR_OK;
 }
 
+static size_t free_bytes(const mst_cuda *cuda)
+{
+    size_t bytes = 0, total = 0;
+    return cuda->driver->memory_info(&bytes, &total) == MST_CUDA_SUCCESS ? bytes : 0;
+}
+
 static mstar_status instantiate(const mst_cuda *cuda, void *driver_graph, cuda_graph *g)
 {
     size_t nodes = 0;
     MST_TRY(mst_cuda_check(cuda->driver, cuda->driver->graph_nodes(driver_graph, NULL, &nodes),
                            "counting a graph's nodes"));
     g->nodes = (int64_t)nodes;
-    return mst_cuda_check(cuda->driver,
-                          cuda->driver->graph_instantiate(&g->executable, driver_graph, 0),
-                          "making a graph ready");
+    size_t before = free_bytes(cuda);
+    MST_TRY(mst_cuda_check(cuda->driver,
+                           cuda->driver->graph_instantiate(&g->executable, driver_graph, 0),
+                           "making a graph ready"));
+    size_t after = free_bytes(cuda);
+    g->driver_bytes = before > after ? before - after : 0;
+    return MSTAR_OK;
 }
 
 mstar_status mst_cuda_capture_end(mstar_stream *stream, mstar_graph *graph)
@@ -165,6 +176,7 @@ void mst_cuda_graph_query(const mstar_graph *graph, mstar_graph_info *info)
 {
     const cuda_graph *g = graph->impl;
     info->nodes = g->nodes;
+    info->driver_bytes = g->driver_bytes;
     info->bytes =
         sizeof *g + (size_t)g->rows_capacity * sizeof *g->rows + mst_cuda_record_bytes(g->record);
 }

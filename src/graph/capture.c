@@ -159,6 +159,7 @@ static mstar_status capture_slot(mstar_graph_runner *runner, int64_t index, int3
     MST_TRY(specialise(runner, index, slot));
     MST_TRY(mstar_graph_query(runner->captures[index * runner->num_slots + slot].graph, &info));
     bucket->graph_bytes += info.bytes;
+    bucket->driver_bytes += info.driver_bytes;
     bucket->nodes = info.nodes;
     return MSTAR_OK;
 }
@@ -174,7 +175,7 @@ static void drop(mstar_graph_runner *runner, int64_t index, mstar_bucket_state s
         mst_tensors_clear(&capture->outputs);
     }
     mst_bucket_unclaim(runner, index);
-    runner->buckets[index].graph_bytes = 0;
+    runner->buckets[index].graph_bytes = runner->buckets[index].driver_bytes = 0;
     runner->buckets[index].specialised.counts = (mst_compiled){0, 0, 0};
     runner->captured[index] = 0;
 }
@@ -184,6 +185,7 @@ static mstar_status capture_bucket(mstar_graph_runner *runner, int64_t index)
     mstar_status status = MSTAR_OK;
     int64_t start = mst_runner_now();
     runner->buckets[index].graph_bytes = 0; /* counted so far */
+    runner->buckets[index].driver_bytes = 0;
     for (int32_t slot = 0; slot < runner->num_slots && status == MSTAR_OK; slot++)
         status = capture_slot(runner, index, slot);
     if (status == MSTAR_OK) {

@@ -31,10 +31,26 @@ static void fail(mstar_graph_runner *runner, int64_t bucket)
 
 /* ---- the memory rule ------------------------------------------------------------------------- */
 
-/* All that counts against free_bytes: the runner's own, graphs as told, and its resources'. */
+/* All that counts against free_bytes: the runner's own, graphs as told, its resources', and the
+ * driver's share. */
 static size_t held_bytes(const mstar_graph_runner *runner)
 {
-    return mst_runner_bytes(runner) + mstar_resources_memory_bytes(runner->resources);
+    size_t bytes = mst_runner_bytes(runner) + mstar_resources_memory_bytes(runner->resources);
+    for (int64_t i = 0; i < runner->num_buckets; i++)
+        bytes += runner->buckets[i].driver_bytes;
+    return bytes;
+}
+
+/* Without a bound of the caller's a GPU's free memory is one. */
+static mstar_status choose_bound(mstar_graph_runner *runner)
+{
+    mstar_device_info info = {.struct_size = sizeof info};
+    if (runner->free_bytes >= 0)
+        return MSTAR_OK;
+    MST_TRY(mstar_device_query(runner->device, &info));
+    if (info.memory_bytes > 0)
+        runner->free_bytes = info.free_bytes;
+    return MSTAR_OK;
 }
 
 mstar_status mst_afford(int64_t free_bytes, int64_t floor_bytes, size_t held, size_t more,
@@ -92,16 +108,15 @@ static mstar_status ask(mstar_graph_runner *runner, int64_t index, const mst_dum
     return mst_runner_afford(runner, more);
 }
 
-/* A recording that is thrown away: its bytes. */
+/* A recording that is thrown away: what it says of itself. */
 static mstar_status count_graph(mstar_graph_runner *runner, mst_capture *capture,
-                                mstar_frame *frame, size_t *bytes)
+                                mstar_frame *frame, mstar_graph_info *info)
 {
-    mstar_graph_info info = {.struct_size = sizeof info};
+    *info = (mstar_graph_info){.struct_size = sizeof *info};
     MST_TRY(mst_record(runner, capture, frame));
-    mstar_status status = mstar_graph_query(capture->graph, &info);
+    mstar_status status = mstar_graph_query(capture->graph, info);
     mstar_graph_destroy(capture->graph);
     capture->graph = NULL;
-    *bytes = info.bytes;
     return status;
 }
 
@@ -110,14 +125,15 @@ static mstar_status take_step(mstar_graph_runner *runner, int64_t index, mst_dum
     mst_runner_bucket *bucket = &runner->buckets[index];
     mst_capture *capture = &runner->captures[index * runner->num_slots + step->context.slot];
     mstar_frame frame;
-    size_t bytes;
+    mstar_graph_info graph;
     MST_TRY(ask(runner, index, step));
     if (bucket->scratch_bytes > runner->pool_bytes)
         MST_TRY(resize_pool(runner, bucket->scratch_bytes));
     MST_TRY(mst_ready_capture(runner, index, step, runner->num_warmups > 0 ? 1 : 0, &frame));
-    MST_TRY(count_graph(runner, capture, &frame, &bytes));
-    MST_TRY(mst_runner_afford(runner, bytes));
-    bucket->graph_bytes += bytes;
+    MST_TRY(count_graph(runner, capture, &frame, &graph));
+    MST_TRY(mst_runner_afford(runner, graph.bytes + graph.driver_bytes));
+    bucket->graph_bytes += graph.bytes;
+    bucket->driver_bytes += graph.driver_bytes;
     return MSTAR_OK;
 }
 
@@ -153,7 +169,7 @@ static void give_back(mstar_graph_runner *runner, int64_t index, const before *h
     mst_runner_bucket *bucket = &runner->buckets[index];
     for (int32_t slot = 0; slot < runner->num_slots; slot++)
         mst_capture_clear(&runner->captures[index * runner->num_slots + slot]);
-    bucket->graph_bytes = 0;
+    bucket->graph_bytes = bucket->driver_bytes = 0;
     mst_static_inputs_trim(&runner->config_states[bucket->config_index].inputs, had->num_inputs);
     mst_bucket_unclaim(runner, index);
     (void)resize_pool(runner, had->pool_bytes); /* else the next bucket or the end makes it anew */
@@ -258,6 +274,7 @@ static mstar_status prepare(mstar_graph_runner *runner)
     MST_TRY(mst_order_wait_all(runner));
     MST_TRY(add_padding(runner));
     if (!runner->laid_out) {
+        MST_TRY(choose_bound(runner));
         runner->held_before = held_bytes(runner);
         lay_out_all(runner);
         runner->laid_out = true;

@@ -332,6 +332,7 @@ static void count_buckets(const mstar_graph_runner *runner, mstar_graph_runner_i
         info->num_failed +=
             bucket->state == MSTAR_BUCKET_FAILED || bucket->state == MSTAR_BUCKET_DISAGREED;
         info->graph_bytes += bucket->graph_bytes;
+        info->driver_bytes += bucket->driver_bytes;
         info->specialised += bucket->specialised.counts.specialised;
         info->tuned += bucket->specialised.counts.tuned;
         info->dropped_choices += bucket->specialised.counts.dropped;

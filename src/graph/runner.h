@@ -121,6 +121,7 @@ typedef struct mst_runner_bucket {
     mstar_bucket_state state;
     mstar_frame_size size;
     size_t scratch_bytes, graph_bytes; /* of graphs: as counted, then as captured */
+    size_t driver_bytes; /* of the graphs, as measured: never in the sums of what is ours */
     size_t resource_bytes;
     bool claimed; /* its leases, of every slot */
     int64_t nodes, capture_ns;

@@ -289,6 +289,7 @@ static void add_info(const mstar_graph_runner_info *one, mstar_graph_runner_info
     sum->scratch_bytes += one->scratch_bytes;
     sum->static_input_bytes += one->static_input_bytes;
     sum->graph_bytes += one->graph_bytes;
+    sum->driver_bytes += one->driver_bytes;
     sum->host_bytes += one->host_bytes;
     sum->eager_bytes += one->eager_bytes;
     sum->capture_ns += one->capture_ns;

@@ -62,7 +62,8 @@ class DeviceInfo(ctypes.Structure):
                 ("model", ctypes.c_char * 64), ("isa", ctypes.c_char * 16),
                 ("isa_best", ctypes.c_char * 16), ("isa_reason", ctypes.c_char * 96),
                 ("l1d_bytes", ctypes.c_int64), ("l2_bytes", ctypes.c_int64),
-                ("l3_bytes", ctypes.c_int64)]
+                ("l3_bytes", ctypes.c_int64), ("memory_bytes", ctypes.c_int64),
+                ("free_bytes", ctypes.c_int64)]
 
 
 class EncoderDesc(ctypes.Structure):

@@ -461,6 +461,8 @@ static int m_capture_mode(int *mode)
 static int m_capture_begin(void *stream, int mode)
 {
     ENTER(capture_begin);
+    if (mock.capturing != NULL)
+        return MST_CUDA_CAPTURE_FIRST;
     mock.capturing = stream;
     mock.capture_mode = mode;
     return make((void **)&mock.recorded);
@@ -495,6 +497,7 @@ static int m_graph_instantiate(void **executable, void *graph, unsigned long lon
     to->launches = calloc((size_t)from->count + 1, sizeof *to->launches);
     to->count = from->count;
     memcpy(to->launches, from->launches, (size_t)from->count * sizeof *to->launches);
+    mock.free_bytes -= mock.graph_bytes;
     return 0;
 }
 static int m_graph_launch(void *executable, void *stream)
@@ -509,6 +512,7 @@ static int m_graph_launch(void *executable, void *stream)
 static int m_graph_exec_destroy(void *executable)
 {
     ENTER(graph_exec_destroy);
+    mock.free_bytes += mock.graph_bytes;
     return drop_graph(executable);
 }
 static int m_graph_destroy(void *graph)

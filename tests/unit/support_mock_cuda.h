@@ -29,6 +29,7 @@ typedef struct mock_cuda {
     int live;            /* memory, streams, events, modules, graphs that are not given back */
     int context_depth;   /* pushed and not popped */
     int64_t free_bytes;
+    int64_t graph_bytes; /* that the driver takes for each graph that is ready */
     int64_t launches, split_items, items;
     /* runs the attention kernels' own source in place of double precision; NULL: not */
     const char *(*run_tile)(const char *symbol, const mst_cuda_attn_args *args, unsigned grid,

@@ -32,6 +32,12 @@ static void opens_and_tells(void **state)
     assert_string_equal(info.model, "Mock GPU");
     assert_string_equal(info.isa, "sm_90");
     assert_int_equal(info.l2_bytes, 60 << 20);
+    assert_int_equal(info.memory_bytes, (int64_t)1 << 40);
+    assert_int_equal(info.free_bytes, mock->free_bytes);
+    mock->fail_call = MOCK_memory_info;
+    mock->fail_after = 1;
+    mock->fail_result = 999;
+    CHECK_FAILED(mstar_device_query(device, &info), MSTAR_DEVICE_FAILED, "free memory");
     mstar_kernel_info kernel = {.struct_size = sizeof kernel};
     int32_t count = 0;
     while (mstar_device_query_kernel(device, count, &kernel) == MSTAR_OK) {
@@ -208,6 +214,111 @@ static void events_tell_time(void **state)
     mock_cuda_close(device);
 }
 
+/* The driver's library itself, where there is none. */
+static void says_that_there_is_no_driver(void **state)
+{
+    (void)state;
+    const mst_cuda_driver *driver;
+    mst_cuda_driver_replace(NULL);
+    mstar_status status = mst_cuda_driver_get(&driver);
+    if (status != MSTAR_OK) {
+        assert_int_equal(status, MSTAR_DEVICE_UNAVAILABLE);
+        assert_non_null(strstr(mstar_last_error(), "NVIDIA driver"));
+    }
+    mock = mock_cuda_install(); /* and then there is one */
+    mstar_device *device;
+    CHECK_OK(mock_cuda_open(&device));
+    mock_cuda_close(device);
+}
+
+static void refuses_an_index_past_the_last(void **state)
+{
+    (void)state;
+    mstar_device_desc desc;
+    mstar_device_desc_init(&desc);
+    mstar_device device = {.backend = mst_cuda_backend(), .index = 1};
+    CHECK_FAILED(device.backend->open(&device, &desc), MSTAR_NOT_FOUND,
+                 "\"cuda:1\": this machine has 1, from cuda:0 on");
+    mock->devices = 2;
+    CHECK_OK(device.backend->open(&device, &desc));
+    device.backend->close(&device);
+}
+
+/* A context that is gone (709: destroyed, 3: after a fork) fails each call by name, and what is
+ * left can be destroyed; where it comes back everything works on. */
+static void calls_without_a_context(void **state)
+{
+    (void)state;
+    const int results[] = {3, 709};
+    char byte = 1;
+    int done;
+    for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) {
+        mstar_device *device;
+        mstar_stream *stream;
+        mstar_buffer *buffer, *other;
+        mstar_event *event;
+        mstar_graph *graph;
+        mstar_device_info info = {.struct_size = sizeof info};
+        CHECK_OK(mock_cuda_open(&device));
+        CHECK_OK(mstar_stream_create(device, -1, &stream));
+        CHECK_OK(mstar_buffer_create(device, 64, &buffer));
+        CHECK_OK(mstar_event_create(device, &event));
+        CHECK_OK(mstar_event_record(event, stream));
+        for (int call = 0; call < 8; call++) {
+            mock->fail_call = MOCK_context_push;
+            mock->fail_after = 1;
+            mock->fail_result = results[i];
+            mstar_status status = call == 0   ? mstar_buffer_upload(buffer, stream, 0, &byte, 1)
+                                  : call == 1 ? mstar_buffer_download(buffer, stream, 0, &byte, 1)
+                                  : call == 2 ? mstar_stream_synchronize(stream)
+                                  : call == 3 ? mstar_buffer_create(device, 64, &other)
+                                  : call == 4 ? mstar_event_record(event, stream)
+                                  : call == 5 ? mstar_event_query(event, &done)
+                                  : call == 6 ? mstar_graph_capture_begin(stream)
+                                              : mstar_device_query(device, &info);
+            assert_int_equal(status, MSTAR_DEVICE_FAILED);
+            assert_non_null(strstr(mstar_last_error(), "MOCK_ERROR_"));
+            mock->fail_after = 0;
+        }
+        CHECK_OK(mstar_buffer_upload(buffer, stream, 0, &byte, 1));
+        CHECK_OK(mstar_graph_capture_begin(stream));
+        CHECK_OK(mstar_graph_capture_end(stream, &graph));
+        mstar_graph_destroy(graph);
+        mstar_event_destroy(event);
+        mstar_buffer_destroy(buffer);
+        mstar_stream_destroy(stream);
+        mock_cuda_close(device);
+    }
+}
+
+/* A stream of the caller's that the caller captures: what cannot be recorded says so, and after
+ * the capture the same call is fine. */
+static void the_callers_capture(void **state)
+{
+    (void)state;
+    mstar_device *device;
+    mstar_stream *stream;
+    mstar_buffer *buffer;
+    char bytes[4] = {1, 2, 3, 4}, back[4];
+    int native;
+    CHECK_OK(mock_cuda_open(&device));
+    CHECK_OK(mstar_stream_wrap(device, &native, &stream));
+    CHECK_OK(mstar_buffer_create(device, 64, &buffer));
+    mock->capturing = &native;
+    CHECK_FAILED(mstar_buffer_upload(buffer, stream, 0, bytes, 4), MSTAR_OUT_OF_ORDER,
+                 "pageable host memory was called while its stream captures");
+    CHECK_FAILED(mstar_buffer_download(buffer, stream, 0, back, 4), MSTAR_OUT_OF_ORDER, "captures");
+    CHECK_FAILED(mstar_graph_capture_begin(stream), MSTAR_OUT_OF_ORDER, "MOCK_ERROR_900");
+    mock->capturing = NULL;
+    CHECK_OK(mstar_buffer_upload(buffer, stream, 0, bytes, 4));
+    CHECK_OK(mstar_buffer_download(buffer, stream, 0, back, 4));
+    CHECK_OK(mstar_stream_synchronize(stream));
+    assert_memory_equal(back, bytes, 4);
+    mstar_buffer_destroy(buffer);
+    mstar_stream_destroy(stream);
+    mock_cuda_close(device);
+}
+
 /* What a driver's answer becomes. */
 static void maps_results(void **state)
 {
@@ -256,6 +367,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(full_ring_in_a_capture_is_busy, set_up, tear_down),
         cmocka_unit_test_setup_teardown(wraps_the_callers_stream, set_up, tear_down),
         cmocka_unit_test_setup_teardown(events_tell_time, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(says_that_there_is_no_driver, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(refuses_an_index_past_the_last, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(calls_without_a_context, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(the_callers_capture, set_up, tear_down),
         cmocka_unit_test_setup_teardown(maps_results, set_up, tear_down),
         cmocka_unit_test_setup_teardown(refuses_what_it_lacks, set_up, tear_down),
     };

@@ -463,6 +463,45 @@ static void calls_that_fail(void **state)
     echo_close(&b);
 }
 
+/* Without a bound of the caller's the device's free memory is it, and the driver's share counts
+ * there; what is ours is told without it. */
+static void free_memory_is_the_bound(void **state)
+{
+    (void)state;
+    enum { SHARE = 1 << 16 };
+    static bench b;
+    size_t ours = 0;
+    if (card_is_real())
+        return;
+    for (int limited = 0; limited < 2; limited++) {
+        bench_open(&b, 1);
+        b.configs[0] = bench_packed("w", bench_sizes, 1, bench_lengths, 3);
+        b.num_configs = 1;
+        mstar_node_hooks hooks = node_hooks(&b.node);
+        mstar_graph_runner_desc desc = bench_desc(&b, &hooks);
+        desc.num_slots = 1;
+        mock_cuda *mock = mock_cuda_now();
+        mock->graph_bytes = SHARE;
+        CHECK_OK(mstar_graph_runner_create(b.device, &desc, &b.runner));
+        int64_t before = mock->free_bytes;
+        if (limited) /* all that is ours, two shares, and not the third */
+            mock->free_bytes = (int64_t)ours + 3 * SHARE - 1;
+        CHECK_OK(mstar_graph_runner_prepare(b.runner));
+        mock->free_bytes = before;
+        CHECK_OK(mstar_graph_runner_capture(b.runner));
+        mstar_graph_runner_info info = bench_query(&b);
+        assert_int_equal(info.num_captured, limited ? 2 : 3);
+        assert_int_equal(info.num_unaffordable, limited ? 1 : 0);
+        assert_int_equal(info.driver_bytes, (size_t)info.num_captured * SHARE);
+        assert_int_equal(before - mock->free_bytes, (int64_t)info.driver_bytes);
+        assert_int_equal(info.total_bytes, info.scratch_bytes + info.static_input_bytes +
+                                               info.graph_bytes + info.host_bytes +
+                                               info.eager_bytes);
+        ours = info.total_bytes - b.runner->held_before;
+        bench_close(&b);
+    }
+}
+
 /* ---- tests of regions ------------------------------------------------------------------------ */
 
 /* What the eager forward around a region has made on the device goes into it without the host. */
@@ -541,6 +580,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(runners_that_share_plans),
         cmocka_unit_test(plans_made_ahead),
         cmocka_unit_test(calls_that_fail),
+        cmocka_unit_test(free_memory_is_the_bound),
         cmocka_unit_test(regions_take_and_give_device_memory),
         cmocka_unit_test(regions_refuse_another_devices_stream),
     };

@@ -79,6 +79,11 @@ typedef struct mstar_node_hooks {
        to count it) its host code runs once, and what it read is baked; at replay only the contents
        of buffers and plans change. Required. */
     mstar_status (*forward)(void *user, const mstar_frame *frame, mstar_tensors *outputs);
+    /* Bytes of memory that forwards took for themselves and keep for captures, beside what lay_out
+       asks for: counted against free_bytes. While the runner is prepared nothing that was recorded
+       is kept, so before it answers, what is not in use is given back until no more than most bytes
+       are left, the latest first; SIZE_MAX: nothing is. NULL: none. */
+    size_t (*memory)(void *user, size_t most);
 } mstar_node_hooks;
 MSTAR_API void mstar_node_hooks_init(mstar_node_hooks *hooks);
 

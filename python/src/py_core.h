@@ -235,6 +235,8 @@ void mstc_pool_release(mstc_pool *pool);
 /* A block (of a device: an mstar_buffer) and a reference. */
 mstar_status mstc_pool_take(mstc_pool *pool, size_t bytes, void **block);
 void mstc_pool_give(mstc_pool *pool, void *block);
+/* Gives back blocks that nobody uses, the latest first, until it holds no more than most bytes. */
+void mstc_pool_trim(mstc_pool *pool, size_t most);
 /* What it holds, in use or not. */
 size_t mstc_pool_bytes(const mstc_pool *pool);
 

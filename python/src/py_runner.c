@@ -145,6 +145,34 @@ static mstar_status forward(void *user, const mstar_frame *frame, mstar_tensors 
     return status;
 }
 
+/* Recordings are thrown away while the runner is prepared, and with them goes what they read. */
+static void let_go(mstc_runner *self)
+{
+    Py_CLEAR(self->outputs);
+    if (PyList_SetSlice(self->keep, 0, PyList_Size(self->keep), NULL) < 0)
+        PyErr_Clear();
+}
+
+/* The pool, and those of other frameworks, which give nothing back. */
+static size_t memory(void *user, size_t most)
+{
+    mstc_runner *self = user;
+    if (self->driver == NULL)
+        return 0;
+    PyGILState_STATE held = PyGILState_Ensure();
+    if (most < SIZE_MAX) {
+        let_go(self);
+        mstc_pool_trim(self->pool, most);
+    }
+    size_t bytes = mstc_pool_bytes(self->pool);
+    PyObject *theirs = PyObject_CallMethod(self->driver, "_pool_bytes", NULL);
+    bytes += theirs == NULL ? 0 : PyLong_AsSize_t(theirs);
+    PyErr_Clear();
+    Py_XDECREF(theirs);
+    PyGILState_Release(held);
+    return bytes;
+}
+
 /* ---- life ------------------------------------------------------------------------------------ */
 
 static int create(mstc_runner *self, PyObject *configs, mstar_graph_runner_desc *desc)
@@ -168,6 +196,7 @@ static int create(mstc_runner *self, PyObject *configs, mstar_graph_runner_desc 
     hooks.declare = self->resources == NULL ? NULL : declare;
     hooks.preprocess = preprocess;
     hooks.forward = forward;
+    hooks.memory = memory;
     desc->hooks = &hooks;
     desc->user = self;
     desc->configs = list;
@@ -184,21 +213,24 @@ static int create(mstc_runner *self, PyObject *configs, mstar_graph_runner_desc 
     return failed ? -1 : 0;
 }
 
-/* Runner(driver, resources or None, configs, node, num_slots, num_warmups, max_waste, device) */
+/* Runner(driver, resources or None, configs, node, num_slots, num_warmups, max_waste, device,
+ * free_bytes, floor_bytes) */
 static PyObject *runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"driver",      "resources", "configs", "node", "num_slots",
-                            "num_warmups", "max_waste", "device",  NULL};
+    static char *names[] = {"driver",     "resources",   "configs",   "node",
+                            "num_slots",  "num_warmups", "max_waste", "device",
+                            "free_bytes", "floor_bytes", NULL};
     PyObject *driver, *resources, *configs;
     int slots, warmups;
+    long long free_bytes, floor_bytes;
     const char *device;
     mstc_place place;
     mstar_graph_runner_desc desc;
     mstar_graph_runner_desc_init(&desc);
     mstc_state *state = PyType_GetModuleState(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!siids:Runner", names, &driver, &resources,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!siidsLL:Runner", names, &driver, &resources,
                                      &PyTuple_Type, &configs, &desc.node, &slots, &warmups,
-                                     &desc.max_waste, &device) ||
+                                     &desc.max_waste, &device, &free_bytes, &floor_bytes) ||
         mstc_place_of(state, device, &place) < 0)
         return NULL;
     if (resources != Py_None && Py_TYPE(resources) != state->resources_type) {
@@ -206,6 +238,8 @@ static PyObject *runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         return NULL;
     }
     desc.num_slots = slots;
+    desc.free_bytes = free_bytes;
+    desc.floor_bytes = floor_bytes;
     desc.num_warmups = warmups;
     allocfunc alloc = PyType_GetSlot(type, Py_tp_alloc);
     mstc_runner *self = (mstc_runner *)alloc(type, 0);
@@ -438,8 +472,8 @@ static PyObject *runner_info(PyObject *object, PyObject *unused)
     return misses == NULL
                ? NULL
                : Py_BuildValue(
-                     "{s:i,s:L,s:L,s:L,s:n,s:n,s:n,s:L,s:L,s:L,s:L,s:L,s:L,s:N}", "num_slots",
-                     (int)info.num_slots, "num_buckets", (long long)info.num_buckets,
+                     "{s:i,s:L,s:L,s:L,s:n,s:n,s:n,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:n,s:n,s:N}",
+                     "num_slots", (int)info.num_slots, "num_buckets", (long long)info.num_buckets,
                      "num_captured", (long long)info.num_captured, "num_failed",
                      (long long)info.num_failed, "pool_bytes",
                      (Py_ssize_t)mstc_pool_bytes(self->pool), "static_input_bytes",
@@ -448,7 +482,9 @@ static PyObject *runner_info(PyObject *object, PyObject *unused)
                      "replays", (long long)info.replays, "eager_steps", (long long)info.eager_steps,
                      "replayed_tokens", (long long)info.replayed_tokens, "padding_tokens",
                      (long long)info.padding_tokens, "eager_tokens", (long long)info.eager_tokens,
-                     "misses", misses);
+                     "num_unaffordable", (long long)info.num_unaffordable, "total_bytes",
+                     (Py_ssize_t)(info.total_bytes + mstc_pool_bytes(self->pool)), "resource_bytes",
+                     (Py_ssize_t)info.resource_bytes, "misses", misses);
 }
 
 static PyObject *bucket_dict(const mstar_runner_bucket_info *bucket)

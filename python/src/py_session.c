@@ -362,6 +362,19 @@ void mstc_pool_give(mstc_pool *pool, void *block)
     mstc_pool_release(pool);
 }
 
+void mstc_pool_trim(mstc_pool *pool, size_t most)
+{
+    for (size_t i = pool->count; i > 0 && pool->bytes > most; i--) {
+        if (pool->blocks[i - 1].used)
+            continue;
+        give_block(pool, pool->blocks[i - 1].block);
+        pool->bytes -= pool->blocks[i - 1].bytes;
+        pool->count--;
+        memmove(&pool->blocks[i - 1], &pool->blocks[i],
+                (pool->count + 1 - i) * sizeof *pool->blocks);
+    }
+}
+
 size_t mstc_pool_bytes(const mstc_pool *pool)
 {
     return pool == NULL ? 0 : pool->bytes;

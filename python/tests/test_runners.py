@@ -369,6 +369,34 @@ def test_buckets_share_the_pool():
     assert 0 < bytes_of[24,] <= bytes_of[24, 16, 8] <= bytes_of[24,] + results + 16 * 256
 
 
+def test_buckets_that_memory_does_not_hold():
+    configs = [packed(sizes=(4,))]
+    whole = make(configs=configs)
+    info = whole.info
+    assert info["num_unaffordable"] == 0 and info["total_bytes"] > info["pool_bytes"] > 0
+    need = info["total_bytes"] + info["resource_bytes"]
+    captured = []
+    for share in (0, 0.5, 0.75, 0.9, 2):
+        runner = make(configs=configs, free_bytes=int(share * need))
+        states = [bucket["state"] for bucket in runner.buckets]
+        captured.append(states.count("captured"))
+        assert set(states) <= {"captured", "unaffordable"} and not runner.failures
+        assert runner.info["num_unaffordable"] == 3 - captured[-1]
+        for lengths in ([24], [8, 8, 8], [3], [2, 2, 2, 2], [1]):
+            result = run(runner, lengths)
+            for name in result:
+                assert raw(result, name) == raw(run(whole, lengths), name)
+    assert captured[0] == 0 and captured[-1] == 3 and sorted(captured) == captured
+    assert len(set(captured)) >= 3
+    small = make(configs=[packed(tokens=(8,), sizes=(4,))]).info
+    bound = small["total_bytes"] + small["resource_bytes"]
+    runner = make(configs=configs, free_bytes=bound)  # what larger buckets took has been given back
+    assert [bucket["state"] for bucket in runner.buckets] == ["unaffordable"] * 2 + ["captured"]
+    assert runner.info["pool_bytes"] == small["pool_bytes"] > 0
+    assert make(configs=configs, free_bytes=bound - small["pool_bytes"]).info["num_captured"] == 0
+    assert make(configs=configs, free_bytes=2 * need, floor_bytes=2 * need).info["num_captured"] == 0
+
+
 def test_interrupts_end_a_capture():
     def hook(place, engine_inputs):
         if place == "forward":

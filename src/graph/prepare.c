@@ -31,11 +31,19 @@ static void fail(mstar_graph_runner *runner, int64_t bucket)
 
 /* ---- the memory rule ------------------------------------------------------------------------- */
 
-/* All that counts against free_bytes: the runner's own, graphs as told, its resources', and the
- * driver's share. */
+/* What forwards took themselves; first all but most bytes of it are given back, where they can be.
+ */
+static size_t forward_bytes(const mstar_graph_runner *runner, size_t most)
+{
+    return runner->hooks.memory == NULL ? 0 : runner->hooks.memory(runner->user, most);
+}
+
+/* All that counts against free_bytes: the runner's own, graphs as told, its resources', the
+ * forwards', and the driver's share. */
 static size_t held_bytes(const mstar_graph_runner *runner)
 {
-    size_t bytes = mst_runner_bytes(runner) + mstar_resources_memory_bytes(runner->resources);
+    size_t bytes = mst_runner_bytes(runner) + mstar_resources_memory_bytes(runner->resources) +
+                   forward_bytes(runner, SIZE_MAX);
     for (int64_t i = 0; i < runner->num_buckets; i++)
         bytes += runner->buckets[i].driver_bytes;
     return bytes;
@@ -161,7 +169,7 @@ void mst_bucket_unclaim(mstar_graph_runner *runner, int64_t bucket)
 typedef struct before {
     size_t pool_bytes;
     int64_t num_inputs;
-    size_t resource_bytes;
+    size_t resource_bytes, forward_bytes;
 } before;
 
 static void give_back(mstar_graph_runner *runner, int64_t index, const before *had)
@@ -172,6 +180,7 @@ static void give_back(mstar_graph_runner *runner, int64_t index, const before *h
     bucket->graph_bytes = bucket->driver_bytes = 0;
     mst_static_inputs_trim(&runner->config_states[bucket->config_index].inputs, had->num_inputs);
     mst_bucket_unclaim(runner, index);
+    (void)forward_bytes(runner, had->forward_bytes);
     (void)resize_pool(runner, had->pool_bytes); /* else the next bucket or the end makes it anew */
 }
 
@@ -182,6 +191,7 @@ static mstar_status take_bucket(mstar_graph_runner *runner, int64_t index)
         .pool_bytes = runner->pool_bytes,
         .num_inputs = runner->config_states[bucket->config_index].inputs.count,
         .resource_bytes = mstar_resources_memory_bytes(runner->resources),
+        .forward_bytes = forward_bytes(runner, SIZE_MAX),
     };
     mstar_status status = MSTAR_OK;
     runner->unaffordable = false;

@@ -116,6 +116,9 @@ class Runner:
                     raise error from self._failures[0].exception  # raised while preparing
                 raise
 
+    def _pool_bytes(self) -> int:
+        return self._work.pool_bytes()
+
     def _owns(self, address: int) -> bool:
         return self._work.owns(address)
 

@@ -56,6 +56,11 @@ class Work:
             self._ranges = [(segment["address"], segment["address"] + segment["total_size"])
                             for segment in self._pools["torch"].snapshot()]
 
+    def pool_bytes(self) -> int:
+        """What torch's and cupy's pools held after the latest warm-up or hold now."""
+        cupys = self._pools["cupy"].total_bytes() if "cupy" in self._pools else 0
+        return int(cupys) + sum(end - begin for begin, end in self._ranges)
+
     def owns(self, address: int) -> bool:
         """Whether memory is of torch's pool as the warm-ups left it. A capture need not keep such an
         array: the pool is kept, and its memory may serve the next capture."""

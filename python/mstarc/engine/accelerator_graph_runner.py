@@ -96,6 +96,10 @@ class AcceleratorGraphRunner(Runner):
         num_warmups: forwards before a capture.
         max_waste: a bucket's tokens are at most so many times the step's; None: no bound.
         device: where captures run, a name or a torch device; None: the resources' own, else the CPU.
+        free_bytes: memory that captures may take, resources and the memory of forwards included; a
+            bucket that would need more is "unaffordable" and its steps run eager. None: no bound, on a
+            GPU its free memory.
+        floor_bytes: of it to be left over.
 
     On a GPU preprocess and forward_batched work on the capture's stream, or on the caller's in a step
     that is served; torch records no gradients there. Tensors are those of the framework that preprocess
@@ -122,6 +126,8 @@ class AcceleratorGraphRunner(Runner):
         num_warmups: int = 2,
         max_waste: float | None = None,
         device: Any = None,
+        free_bytes: int | None = None,
+        floor_bytes: int = 0,
     ) -> None:
         super().__init__(device, resources)
         self.submodule = submodule
@@ -135,7 +141,8 @@ class AcceleratorGraphRunner(Runner):
             self, None if resources is None else resources._core,
             tuple(self._lower_config(config) for config in self.configs), node,
             -1 if num_slots is None else num_slots, num_warmups,
-            math.nan if max_waste is None else max_waste, self._device)
+            math.nan if max_waste is None else max_waste, self._device,
+            -1 if free_bytes is None else free_bytes, floor_bytes)
 
     def _lower_config(self, config: AcceleratorGraphConfig) -> tuple[Any, ...]:
         kind = config.get_config_type()
@@ -225,7 +232,7 @@ class AcceleratorGraphRunner(Runner):
     @property
     def buckets(self) -> list[dict[str, Any]]:
         """Every bucket in the order of capture: config_index, bs, num_tokens, its state ("captured",
-        "failed"), the reason where it is not captured, and counters."""
+        "failed", "unaffordable"), the reason where it is not captured, and counters."""
         return self._core.buckets()  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:

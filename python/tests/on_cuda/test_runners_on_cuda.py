@@ -13,6 +13,7 @@ from runner_network import DIM, HEADS, WIDTH, WORDS, Boom, Network, packed, rows
 
 import mstarc
 from mstarc import ops
+from mstarc.engine._work import Work
 from mstarc.engine.accelerator_graph_config import (
     PackedAcceleratorGraphConfig,
     PiecewisePackedConfig,
@@ -327,10 +328,10 @@ class FakeTensor:
 
 
 class FakePool:
-    """Its arrays lie in memory of the runner's, anywhere."""
+    """A pool without segments of its own: FakeTensors lie in memory of the runner's."""
 
     def snapshot(self):
-        return [{"address": 0, "total_size": 1 << 63}]
+        return []
 
 
 @pytest.fixture
@@ -364,6 +365,14 @@ def fake_torch(monkeypatch):
     return diary
 
 
+def test_memory_of_torchs_pool(monkeypatch):
+    work = Work(GPU)
+    monkeypatch.setattr(work, "_ranges", [(256, 512), (1024, 1030)])
+    assert [work.owns(n) for n in (0, 255, 256, 511, 512, 1024, 1030)] == [False, False, True, True, False,
+                                                                           True, False]
+    assert work.pool_bytes() == 262
+
+
 class TorchNetwork(Submodule):
     def __init__(self):
         self.got = []
@@ -382,7 +391,8 @@ class TorchNetwork(Submodule):
                 "plain": ops.activate(tensors["x"], "relu")}
 
 
-def test_torch_callables(fake_torch):
+def test_torch_callables(fake_torch, monkeypatch):
+    monkeypatch.setattr(Work, "owns", lambda work, address: True)
     runner = AcceleratorGraphRunner(TorchNetwork(), [echo_config()], device=GPU)
     runner.capture()
     assert runner.info["num_captured"] == 1, runner.failures
@@ -406,7 +416,7 @@ def test_torch_callables(fake_torch):
     assert "pool" not in fake_torch and "stream" not in fake_torch  # served on the caller's own
 
 
-def test_a_runner_of_torch_callables_goes(fake_torch, monkeypatch):
+def test_a_runner_of_torch_callables_goes(fake_torch):
     """Arrays of another framework on static inputs do not keep the runner."""
     class Lookup(TorchNetwork):
         table = mstarc.zeros(8, 4, device=GPU)
@@ -414,7 +424,6 @@ def test_a_runner_of_torch_callables_goes(fake_torch, monkeypatch):
         def forward_batched(self, engine_inputs, tensors):
             return ops.embedding(self.table, tensors["ids"])
 
-    monkeypatch.setattr(FakePool, "snapshot", lambda pool: [])
     runner = AcceleratorGraphRunner(Lookup(), [echo_config()], device=GPU)
     runner.capture()
     assert runner.info["num_captured"] == 1

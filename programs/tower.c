@@ -2,7 +2,8 @@
  * tower.c - the stack: weights and memory at open, then layer after layer.
  *
  * Everything on the device lies in one buffer, cut by one function that also counts it. A pre-norm
- * layer keeps the sum of the residuals in x; a post-norm layer lets the norm add them.
+ * layer keeps the sum of the residuals in x; a post-norm layer lets the norm add them to a product
+ * that stays in f32, as the encoder does.
  */
 #include "tower.h"
 
@@ -40,9 +41,9 @@ struct cli_tower {
     mstar_buffer *memory;
     size_t used; /* of memory, while it is cut */
     tower_layer *layers;
-    tower_norm last; /* pre-norm towers */
-    mstar_tensor input, x, normed, qkv, context, middle;
-    mstar_tensor q, k, v, context_heads; /* views */
+    tower_norm last;                                          /* pre-norm towers */
+    mstar_tensor input, x, normed, sum, qkv, context, middle; /* normed: pre-norm, sum: post-norm */
+    mstar_tensor q, k, v, context_heads;                      /* views */
     /* host: the array that was drawn last, as large as the largest weight; a bias; a row as the
        device has it */
     float *drawn, *offsets, *row;
@@ -78,7 +79,10 @@ static void cut_all(cli_tower *tower)
     tower->used = 0;
     tower->input = cut(tower, c->dtype, c->num_tokens, c->width);
     tower->x = cut(tower, c->dtype, c->num_tokens, c->width);
-    tower->normed = cut(tower, c->dtype, c->num_tokens, c->width);
+    if (c->pre_norm)
+        tower->normed = cut(tower, c->dtype, c->num_tokens, c->width);
+    else
+        tower->sum = cut(tower, MSTAR_DTYPE_F32, c->num_tokens, c->width);
     tower->qkv = cut(tower, c->dtype, c->num_tokens, 3 * inner);
     tower->context = cut(tower, c->dtype, c->num_tokens, inner);
     tower->middle = cut(tower, c->dtype, c->num_tokens, c->mlp);
@@ -267,10 +271,11 @@ void cli_tower_close(cli_tower *tower)
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-static mstar_status norm(cli_tower *tower, const mstar_tensor *x, const tower_norm *norm,
-                         const mstar_tensor *out)
+/* out = norm(x + residual) */
+static mstar_status norm(cli_tower *tower, const mstar_tensor *x, const mstar_tensor *residual,
+                         const tower_norm *norm, const mstar_tensor *out)
 {
-    return mstar_layer_norm(tower->stream, x, NULL, &norm->weight, &norm->bias, NORM_EPS, out);
+    return mstar_layer_norm(tower->stream, x, residual, &norm->weight, &norm->bias, NORM_EPS, out);
 }
 
 /* context = attention over the rows of x */
@@ -283,10 +288,10 @@ static mstar_status attend(cli_tower *tower, const tower_layer *layer, const mst
 
 static mstar_status run_pre(cli_tower *tower, const tower_layer *layer, const mstar_tensor *before)
 {
-    TRY(norm(tower, before, &layer->attention_norm, &tower->normed));
+    TRY(norm(tower, before, NULL, &layer->attention_norm, &tower->normed));
     TRY(attend(tower, layer, &tower->normed));
     TRY(mstar_linear_run(layer->out, tower->stream, &tower->context, before, &tower->x));
-    TRY(norm(tower, &tower->x, &layer->mlp_norm, &tower->normed));
+    TRY(norm(tower, &tower->x, NULL, &layer->mlp_norm, &tower->normed));
     TRY(mstar_linear_run(layer->up, tower->stream, &tower->normed, NULL, &tower->middle));
     return mstar_linear_run(layer->down, tower->stream, &tower->middle, &tower->x, &tower->x);
 }
@@ -294,11 +299,11 @@ static mstar_status run_pre(cli_tower *tower, const tower_layer *layer, const ms
 static mstar_status run_post(cli_tower *tower, const tower_layer *layer, const mstar_tensor *before)
 {
     TRY(attend(tower, layer, before));
-    TRY(mstar_linear_run(layer->out, tower->stream, &tower->context, before, &tower->x));
-    TRY(norm(tower, &tower->x, &layer->attention_norm, &tower->x));
+    TRY(mstar_linear_run(layer->out, tower->stream, &tower->context, NULL, &tower->sum));
+    TRY(norm(tower, &tower->sum, before, &layer->attention_norm, &tower->x));
     TRY(mstar_linear_run(layer->up, tower->stream, &tower->x, NULL, &tower->middle));
-    TRY(mstar_linear_run(layer->down, tower->stream, &tower->middle, &tower->x, &tower->x));
-    return norm(tower, &tower->x, &layer->mlp_norm, &tower->x);
+    TRY(mstar_linear_run(layer->down, tower->stream, &tower->middle, NULL, &tower->sum));
+    return norm(tower, &tower->sum, &tower->x, &layer->mlp_norm, &tower->x);
 }
 
 mstar_status cli_tower_forward(cli_tower *tower)
@@ -308,7 +313,7 @@ mstar_status cli_tower_forward(cli_tower *tower)
         const mstar_tensor *before = i == 0 ? &tower->input : &tower->x;
         TRY((c->pre_norm ? run_pre : run_post)(tower, &tower->layers[i], before));
     }
-    return c->pre_norm ? norm(tower, &tower->x, &tower->last, &tower->x) : MSTAR_OK;
+    return c->pre_norm ? norm(tower, &tower->x, NULL, &tower->last, &tower->x) : MSTAR_OK;
 }
 
 size_t cli_tower_output_bytes(const cli_tower_config *config)

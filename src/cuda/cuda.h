@@ -32,7 +32,7 @@ typedef struct mst_cuda_ring {
 
 /* One compiled kernel of the .def list. Static. */
 typedef struct mst_cuda_kernel {
-    const char *op; /* "attention", or a row operation */
+    const char *op; /* "attention", "linear", or a row operation */
     const char *symbol;
     int32_t module; /* index of its embedded image */
     mstar_dtype dtype;
@@ -152,6 +152,8 @@ int32_t mst_cuda_num_kernels(void);
 const mst_cuda_kernel *mst_cuda_kernel_at(int32_t index);
 int32_t mst_cuda_kernel_index(const mst_cuda_kernel *kernel);
 const mst_cuda_kernel *mst_cuda_row_kernel(mst_cuda_row_op op);
+/* Of products in bf16 or f16. */
+const mst_cuda_kernel *mst_cuda_linear_kernel_of(mstar_dtype dtype);
 /* Loads the kernel's module on first use. The context is current. */
 mstar_status mst_cuda_function_get(mst_cuda *cuda, const mst_cuda_kernel *kernel,
                                    mst_cuda_function *function);

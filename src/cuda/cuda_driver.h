@@ -61,6 +61,10 @@
     X(graph_launch, "cuGraphLaunch", (void *executable, void *stream))                            \
     X(graph_exec_destroy, "cuGraphExecDestroy", (void *executable))                               \
     X(graph_destroy, "cuGraphDestroy", (void *graph))                                             \
+    X(tensor_map_encode, "cuTensorMapEncodeTiled",                                                \
+      (void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,                  \
+       const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,       \
+       int swizzle, int promotion, int fill))                                                     \
     X(launch, "cuLaunchKernel",                                                                   \
       (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,       \
        unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **arguments, \
@@ -97,6 +101,12 @@ enum { /* device attributes */
        MST_CUDA_ATTRIBUTE_SHARED_BYTES = 97 /* of a block that asks for it */
 };
 enum { MST_CUDA_POINTER_MEMORY_TYPE = 2, MST_CUDA_MEMORY_HOST = 1, MST_CUDA_MEMORY_DEVICE = 2 };
+enum { /* of a tensor map */
+       MST_CUDA_MAP_F16 = 6,
+       MST_CUDA_MAP_BF16 = 9,
+       MST_CUDA_MAP_SWIZZLE_128 = 3,
+       MST_CUDA_MAP_PROMOTE_256 = 3
+};
 enum { MST_CUDA_FUNCTION_SHARED_BYTES = 8, MST_CUDA_FUNCTION_CARVEOUT = 9 };
 enum { MST_CUDA_CAPTURE_THREAD_LOCAL = 1, MST_CUDA_CAPTURE_RELAXED = 2 };
 enum { MST_CUDA_STREAM_NON_BLOCKING = 1, MST_CUDA_EVENT_NO_TIMING = 2 };

@@ -1,6 +1,6 @@
 /*
- * cuda_images.h - the embedded images by name: one a head dim, the plain f32 kernels, and those of
- * rows.
+ * cuda_images.h - the embedded images by name: one a head dim, the plain f32 kernels, those of
+ * rows, and the product.
  *
  * A build without nvcc has none: MST_CUDA_IMAGE is then a few bytes that no driver would take,
  * which only a mock driver ever sees, since such a build does not offer the device.
@@ -10,6 +10,7 @@
 
 #define MST_CUDA_IMAGES(X) \
     X(rows)                \
+    X(linear)              \
     X(attn_reference)      \
     X(attn_hd16)           \
     X(attn_hd32)           \

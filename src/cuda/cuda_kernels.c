@@ -10,6 +10,7 @@
 
 #include "cuda/cuda.h"
 #include "cuda/cuda_images.h"
+#include "cuda/linear_args.h"
 
 enum {
 #define MST_IMAGE(name) IMAGE_##name,
@@ -47,11 +48,21 @@ enum {
 #define ROW_LINE(NAME) \
     {.op = #NAME, .symbol = "mst_" #NAME "_sm80", .module = IMAGE_rows, .threads = 128},
 
+#define LINEAR_LINE(TYPE, DTYPE)            \
+    {.op = "linear",                        \
+     .symbol = "mst_linear_" #TYPE "_sm90", \
+     .module = IMAGE_linear,                \
+     .dtype = DTYPE,                        \
+     .rows = MST_CUDA_LINEAR_TILE,          \
+     .threads = MST_CUDA_LINEAR_THREADS,    \
+     .shared_bytes = MST_CUDA_LINEAR_SHARED},
+
 static const mst_cuda_kernel kernels[] = {
     /* in the order of mst_cuda_row_op */
     ROW_LINE(layer_norm) ROW_LINE(rms_norm) ROW_LINE(normalize) ROW_LINE(activation)
-        ROW_LINE(embedding) ROW_LINE(pooling) ROW_LINE(rotary) REFERENCE_LINE(f32, MSTAR_DTYPE_F32)
-            REFERENCE_LINE(bf16, MSTAR_DTYPE_BF16) REFERENCE_LINE(f16, MSTAR_DTYPE_F16)
+        ROW_LINE(embedding) ROW_LINE(pooling) ROW_LINE(rotary) LINEAR_LINE(bf16, MSTAR_DTYPE_BF16)
+            LINEAR_LINE(f16, MSTAR_DTYPE_F16) REFERENCE_LINE(f32, MSTAR_DTYPE_F32)
+                REFERENCE_LINE(bf16, MSTAR_DTYPE_BF16) REFERENCE_LINE(f16, MSTAR_DTYPE_F16)
 #define MST_ATTN(HD, BN, MT, STAGES, QREG, BLOCKS)        \
     ATTN_LINE(bf16, MSTAR_DTYPE_BF16, HD, BN, MT, STAGES) \
     ATTN_LINE(f16, MSTAR_DTYPE_F16, HD, BN, MT, STAGES)
@@ -86,6 +97,11 @@ int32_t mst_cuda_kernel_index(const mst_cuda_kernel *kernel)
 const mst_cuda_kernel *mst_cuda_row_kernel(mst_cuda_row_op op)
 {
     return &kernels[op];
+}
+
+const mst_cuda_kernel *mst_cuda_linear_kernel_of(mstar_dtype dtype)
+{
+    return &kernels[MST_CUDA_ROW_OPS + (dtype == MSTAR_DTYPE_F16)];
 }
 
 static mstar_status load_function(mst_cuda *cuda, const mst_cuda_kernel *kernel,
@@ -167,7 +183,9 @@ mstar_status mst_cuda_query_kernel(const mstar_device *device, int32_t index,
         return MSTAR_OK;
     }
     info->dtype = mstar_dtype_name(kernels[index].dtype);
-    info->reason =
-        kernels[index].head_dim == 0 ? "f32, or asked for by name" : "mma.sync, sm_80 and newer";
+    info->reason = kernels[index].module == IMAGE_linear
+                       ? "wgmma, sm_90 alone: what cuBLASLt cannot store in one launch"
+                   : kernels[index].head_dim == 0 ? "f32, or asked for by name"
+                                                  : "mma.sync, sm_80 and newer";
     return MSTAR_OK;
 }

@@ -3,7 +3,8 @@
  *
  * cuBLASLt proposes one for each of a few numbers of rows. Which order an algorithm sums in is not
  * told, so that is tried: random rows with the proposed algorithm must have the bits that the
- * reference gives them. What does not pass is not used; at worst one algorithm does all.
+ * reference gives them. What does not pass is not used; at worst one algorithm, or our own kernel,
+ * does all. Results are f32: the library refuses an f32 bias with a narrow result.
  */
 #include <string.h>
 
@@ -14,6 +15,9 @@ static const int64_t proposed_rows[MST_CUDA_MEMBERS] = {16, 64, 256, 1024, 4096,
 #define REFERENCE_ROWS 1024
 #define TRIAL_ROWS 192 /* a few tiles high, and the last one not full */
 #define FEW_ROWS 16    /* the same algorithm with fewer */
+/* A kernel that deals out its tiles counts them in a word of workspace where it is given one, and
+ * check asks for that word; without it the tiles are dealt in order. Sums need far more. */
+#define COUNTER_BYTES 64
 
 int32_t mst_cuda_class_member(const mst_cuda_class *members, int64_t rows)
 {
@@ -64,9 +68,8 @@ static mstar_status describe(const mst_blas *blas, const mst_cuda_multiply *m, d
         failed = blas->layout_init(&d->x, sizeof d->x, type, (uint64_t)p->in_features,
                                    (uint64_t)m->num_rows, m->x_distance);
     if (failed == 0)
-        failed =
-            blas->layout_init(&d->out, sizeof d->out, type_of(m->out_dtype),
-                              (uint64_t)p->out_features, (uint64_t)m->num_rows, m->out_distance);
+        failed = blas->layout_init(&d->out, sizeof d->out, MST_BLAS_F32, (uint64_t)p->out_features,
+                                   (uint64_t)m->num_rows, m->out_distance);
     return mst_blas_check(blas, failed, "describing a product");
 }
 
@@ -146,12 +149,11 @@ typedef struct trial {
     void *preference;
     char *memory; /* device: weights, x, bias, out */
     size_t x_at, bias_at, out_at, bytes;
-    float *want; /* the reference's, out_distance apart */
-    void *got;
-    void *host; /* all of it */
+    float *want, *got; /* the reference's, and another's */
+    void *host;        /* all of it */
 } trial;
 
-static mst_cuda_multiply multiply_of(const trial *t, int64_t rows, mstar_dtype out_dtype)
+static mst_cuda_multiply multiply_of(const trial *t, int64_t rows)
 {
     const mst_cuda_product *p = t->product;
     return (mst_cuda_multiply){.product = p,
@@ -159,18 +161,17 @@ static mst_cuda_multiply multiply_of(const trial *t, int64_t rows, mstar_dtype o
                                .weights = t->memory,
                                .x = t->memory + t->x_at,
                                .bias = (const float *)(const void *)(t->memory + t->bias_at),
-                               .out = t->memory + t->out_at,
+                               .out = (float *)(void *)(t->memory + t->out_at),
                                .x_distance = mst_cuda_linear_distance(p->in_features, p->dtype),
-                               .out_distance = mst_cuda_linear_distance(p->out_features, out_dtype),
-                               .out_dtype = out_dtype};
+                               .out_distance =
+                                   mst_cuda_linear_distance(p->out_features, MSTAR_DTYPE_F32)};
 }
 
-/* Runs m and brings its rows to `to`, of multiply_of's layout. */
-static mstar_status run_trial(const trial *t, const mst_cuda_multiply *m, void *to)
+/* What m was stored to, as far apart. */
+static mstar_status bring_rows(const trial *t, const mst_cuda_multiply *m, float *to)
 {
     const mst_cuda *cuda = t->cuda;
-    size_t bytes = (size_t)(m->num_rows * m->out_distance) * mstar_dtype_bytes(m->out_dtype);
-    MST_TRY(mst_cuda_multiply_run(cuda, cuda->stream, m));
+    size_t bytes = (size_t)(m->num_rows * m->out_distance) * sizeof(float);
     MST_TRY(mst_cuda_check(
         cuda->driver,
         cuda->driver->copy(mst_cuda_address(to), mst_cuda_address(m->out), bytes, cuda->stream),
@@ -179,30 +180,46 @@ static mstar_status run_trial(const trial *t, const mst_cuda_multiply *m, void *
                           "trying an algorithm");
 }
 
-/* Whether the rows in got are the reference's, rounded to the dtype. */
+static mstar_status run_trial(const trial *t, const mst_cuda_multiply *m, float *to)
+{
+    MST_TRY(mst_cuda_multiply_run(t->cuda, t->cuda->stream, m));
+    return bring_rows(t, m, to);
+}
+
+/* Whether the rows in got are the reference's. */
 static bool same_rows(const trial *t, const mst_cuda_multiply *m)
 {
-    int64_t wide = mst_cuda_linear_distance(t->product->out_features, MSTAR_DTYPE_F32);
     for (int64_t row = 0; row < m->num_rows; row++) {
-        for (int64_t i = 0; i < t->product->out_features; i++) {
-            uint32_t want = 0, got = 0;
-            mst_store_element(&want, m->out_dtype, 0, t->want[row * wide + i]);
-            memcpy(&got,
-                   (const char *)t->got +
-                       (size_t)(row * m->out_distance + i) * mstar_dtype_bytes(m->out_dtype),
-                   mstar_dtype_bytes(m->out_dtype));
-            if (want != got)
-                return false;
-        }
+        if (memcmp(t->want + row * m->out_distance, t->got + row * m->out_distance,
+                   (size_t)t->product->out_features * sizeof(float)) != 0)
+            return false;
     }
     return true;
 }
 
-/* Whether an algorithm gives so many rows of the reference's. */
-static mstar_status try_rows(const trial *t, const mst_blas_algorithm *algorithm,
-                             mstar_dtype out_dtype, int64_t rows, bool *same)
+/* The rows of our own kernel. */
+static mstar_status run_fused(const trial *t, int64_t rows, float *to)
 {
-    mst_cuda_multiply m = multiply_of(t, rows, out_dtype);
+    const mst_cuda_product *p = t->product;
+    mst_cuda_multiply m = multiply_of(t, rows);
+    const mst_cuda_fused fused = {.in_features = p->in_features,
+                                  .out_features = p->out_features,
+                                  .dtype = p->dtype,
+                                  .num_rows = rows,
+                                  .weights = m.weights,
+                                  .x = m.x,
+                                  .bias = m.bias,
+                                  .x_distance = m.x_distance,
+                                  .out = {m.out, MSTAR_DTYPE_F32, m.out_distance, rows}};
+    MST_TRY(mst_cuda_fused_run(t->cuda, t->cuda->stream, &fused));
+    return bring_rows(t, &m, to);
+}
+
+/* Whether an algorithm gives so many rows of the reference's. */
+static mstar_status try_rows(const trial *t, const mst_blas_algorithm *algorithm, int64_t rows,
+                             bool *same)
+{
+    mst_cuda_multiply m = multiply_of(t, rows);
     m.algorithm = algorithm;
     *same = false;
     MST_TRY(run_trial(t, &m, t->got));
@@ -211,38 +228,35 @@ static mstar_status try_rows(const trial *t, const mst_blas_algorithm *algorithm
 }
 
 /* Among many rows and among few. A trial that does not run is one that has not passed. */
-static bool passes(const trial *t, const mst_blas_algorithm *algorithm, mstar_dtype out_dtype)
+static bool passes(const trial *t, const mst_blas_algorithm *algorithm)
 {
     bool many, few;
-    return try_rows(t, algorithm, out_dtype, TRIAL_ROWS, &many) == MSTAR_OK && many &&
-           try_rows(t, algorithm, out_dtype, FEW_ROWS, &few) == MSTAR_OK && few;
+    return try_rows(t, algorithm, TRIAL_ROWS, &many) == MSTAR_OK && many &&
+           try_rows(t, algorithm, FEW_ROWS, &few) == MSTAR_OK && few;
 }
 
 /* Whether an algorithm that was proposed for one number of rows takes all that a run may give. */
-static bool takes_any_rows(const trial *t, const mst_blas_algorithm *algorithm,
-                           mstar_dtype out_dtype)
+static bool takes_any_rows(const trial *t, const mst_blas_algorithm *algorithm)
 {
     const int64_t counts[] = {1, 2, 16, 17, 64, 255, 1024, 4097, 16384, 65535};
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
-        mst_cuda_multiply m = multiply_of(t, counts[i], out_dtype);
+        mst_cuda_multiply m = multiply_of(t, counts[i]);
         mst_blas_found found;
         described d;
         memset(&found, 0, sizeof found);
         if (describe(t->cuda->blas, &m, &d) != MSTAR_OK ||
             t->cuda->blas->check(t->cuda->blas_handle, &d.operation, &d.weights, &d.x, &d.out,
                                  &d.out, algorithm, &found) != 0 ||
-            found.workspace_bytes > 0)
+            found.workspace_bytes > COUNTER_BYTES)
             return false;
     }
     return true;
 }
 
-static bool propose_for(const trial *t, int64_t rows, mstar_dtype out_dtype,
-                        mst_blas_algorithm *algorithm)
+static bool propose_for(const trial *t, int64_t rows, mst_blas_algorithm *algorithm)
 {
-    mst_cuda_multiply m = multiply_of(t, rows, out_dtype);
-    return propose(t->cuda, &m, t->preference, algorithm) &&
-           takes_any_rows(t, algorithm, out_dtype);
+    mst_cuda_multiply m = multiply_of(t, rows);
+    return propose(t->cuda, &m, t->preference, algorithm) && takes_any_rows(t, algorithm);
 }
 
 static void add_member(mst_cuda_class *members, int64_t rows, const mst_blas_algorithm *algorithm)
@@ -256,25 +270,23 @@ static bool is_same(const mst_blas_algorithm *a, const mst_blas_algorithm *b)
     return memcmp(a, b, sizeof *a) == 0;
 }
 
-/* The proposals that pass, each tried once. */
-static void fill_class(const trial *t, mstar_dtype out_dtype, const mst_blas_algorithm *reference,
-                       mst_cuda_class *members)
+/* The proposals that pass, each tried once; the reference, if it is one of them, not. */
+static void fill_class(const trial *t, const mst_blas_algorithm *reference, mst_cuda_class *members)
 {
     mst_blas_algorithm refused[MST_CUDA_MEMBERS];
     int32_t num_refused = 0;
     for (int i = 0; i < MST_CUDA_MEMBERS; i++) {
         mst_blas_algorithm algorithm;
-        if (!propose_for(t, proposed_rows[i], out_dtype, &algorithm))
+        if (!propose_for(t, proposed_rows[i], &algorithm))
             continue;
-        bool known = out_dtype == MSTAR_DTYPE_F32 && is_same(&algorithm, reference);
-        bool bad = false;
+        bool known = reference != NULL && is_same(&algorithm, reference), bad = false;
         for (int32_t m = 0; m < members->count; m++)
             known = known || is_same(&algorithm, &members->algorithms[m]);
         for (int32_t r = 0; r < num_refused; r++)
             bad = bad || is_same(&algorithm, &refused[r]);
         if (bad)
             continue;
-        if (!known && !passes(t, &algorithm, out_dtype))
+        if (!known && !passes(t, &algorithm))
             refused[num_refused++] = algorithm;
         else if (members->count > 0 &&
                  is_same(&algorithm, &members->algorithms[members->count - 1]))
@@ -284,31 +296,53 @@ static void fill_class(const trial *t, mstar_dtype out_dtype, const mst_blas_alg
     }
 }
 
-static mstar_status find_classes(const trial *t)
+static mstar_status fail_depends(const mst_cuda_product *p)
 {
-    mst_cuda_product *p = t->product;
-    mst_blas_algorithm reference;
-    if (!propose_for(t, REFERENCE_ROWS, MSTAR_DTYPE_F32, &reference))
+    return mst_fail(MSTAR_DEVICE_FAILED,
+                    "the rows of a product of %lld by %lld in %s depend on how many there are",
+                    (long long)p->in_features, (long long)p->out_features,
+                    mstar_dtype_name(p->dtype));
+}
+
+/* The library's own rows, where our kernel is not on this device. */
+static mstar_status find_reference(const trial *t, mst_blas_algorithm *reference)
+{
+    const mst_cuda_product *p = t->product;
+    bool same;
+    if (!propose_for(t, REFERENCE_ROWS, reference))
         return mst_fail(MSTAR_NOT_SUPPORTED,
                         "cuBLASLt has no algorithm without split sums for a product of %lld by "
                         "%lld in %s",
                         (long long)p->in_features, (long long)p->out_features,
                         mstar_dtype_name(p->dtype));
-    mst_cuda_multiply m = multiply_of(t, TRIAL_ROWS, MSTAR_DTYPE_F32);
-    m.algorithm = &reference;
-    bool same;
+    mst_cuda_multiply m = multiply_of(t, TRIAL_ROWS);
+    m.algorithm = reference;
     MST_TRY(run_trial(t, &m, t->want));
-    MST_TRY(try_rows(t, &reference, MSTAR_DTYPE_F32, FEW_ROWS, &same));
-    if (!same)
-        return mst_fail(MSTAR_DEVICE_FAILED,
-                        "the rows of a product of %lld by %lld in %s depend on how many there are",
-                        (long long)p->in_features, (long long)p->out_features,
-                        mstar_dtype_name(p->dtype));
-    fill_class(t, MSTAR_DTYPE_F32, &reference, &p->wide);
-    if (p->wide.count == 0)
-        add_member(&p->wide, INT64_MAX, &reference);
-    if (p->dtype != MSTAR_DTYPE_F32)
-        fill_class(t, p->dtype, &reference, &p->narrow);
+    MST_TRY(try_rows(t, reference, FEW_ROWS, &same));
+    return same ? MSTAR_OK : fail_depends(p);
+}
+
+static mstar_status find_fused_reference(const trial *t)
+{
+    const mst_cuda_multiply few = multiply_of(t, FEW_ROWS);
+    MST_TRY(run_fused(t, TRIAL_ROWS, t->want));
+    MST_TRY(run_fused(t, FEW_ROWS, t->got));
+    return same_rows(t, &few) ? MSTAR_OK : fail_depends(t->product);
+}
+
+static mstar_status find_class(const trial *t)
+{
+    mst_cuda_product *p = t->product;
+    mst_blas_algorithm reference;
+    if (p->fused) {
+        MST_TRY(find_fused_reference(t));
+        fill_class(t, NULL, &p->members);
+        return MSTAR_OK;
+    }
+    MST_TRY(find_reference(t, &reference));
+    fill_class(t, &reference, &p->members);
+    if (p->members.count == 0)
+        add_member(&p->members, INT64_MAX, &reference);
     return MSTAR_OK;
 }
 
@@ -347,7 +381,7 @@ static mstar_status place_trial(trial *t)
     fill_random((char *)t->host + t->x_at, p->dtype, TRIAL_ROWS * distance);
     fill_random((char *)t->host + t->bias_at, MSTAR_DTYPE_F32, biases);
     t->want = t->host;
-    t->got = (char *)t->host + results;
+    t->got = (float *)(void *)((char *)t->host + results);
     MST_TRY(mst_cuda_check(
         driver, driver->copy(address, mst_cuda_address(t->host), t->out_at, t->cuda->stream),
         "sending a trial"));
@@ -383,12 +417,13 @@ static mstar_status find_product(mst_cuda *cuda, const mst_linear_shape *shape)
     t.product->in_features = shape->in_features;
     t.product->out_features = shape->out_features;
     t.product->dtype = shape->weight_dtype;
+    t.product->fused = mst_cuda_fused_load(cuda, shape->weight_dtype) == MSTAR_OK;
     mstar_status status = make_preference(cuda->blas, &t.preference);
     bool has_preference = status == MSTAR_OK;
     if (status == MSTAR_OK)
         status = place_trial(&t);
     if (status == MSTAR_OK)
-        status = find_classes(&t);
+        status = find_class(&t);
     if (has_preference)
         (void)cuda->blas->preference_destroy(t.preference);
     if (t.memory != NULL)

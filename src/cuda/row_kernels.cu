@@ -18,6 +18,10 @@
 #define MST_ROW_KERNEL(name, threads)                     \
     extern "C" __global__ void __launch_bounds__(threads) \
         name(const __grid_constant__ mst_cuda_row_args args)
+/* With at most 64 registers a thread, so that enough rows are on their way at once. */
+#define MST_NORM_KERNEL(name)                                          \
+    extern "C" __global__ void __launch_bounds__(MST_CUDA_MAX_TEAM, 2) \
+        name(const __grid_constant__ mst_cuda_row_args args)
 
 #define MST_UNROLL _Pragma("unroll")
 
@@ -49,6 +53,12 @@ MST_DEVICE uint16_t to_f16(float x)
 }
 #endif
 
+typedef float real;
+MST_DEVICE float below(float a, float b, float y, float n)
+{
+    return a < b ? y : n;
+}
+#define MST_NEAR 0
 #include "cuda/row_math.h"
 
 typedef mst_cuda_row_args row_args;
@@ -183,6 +193,12 @@ MST_DEVICE double team_sum_f64(const row_args *a, double y, double *parts)
 
 /* ---- norms ----------------------------------------------------------------------------------- */
 
+MST_DEVICE float scaled(const bool rms, float y, float mean, float scale, float weight, float bias)
+{
+    float d = (y - mean) * scale;
+    return rms ? d * weight : fmaf(d, weight, bias);
+}
+
 /* Group c of this thread: kept where the row fits what the team keeps, else read again. */
 MST_DEVICE void group(const row_args *a, const bool kept, float all[MST_CUDA_KEPT][4], int64_t row,
                       int64_t i, int c, float y[4])
@@ -237,11 +253,103 @@ MST_DEVICE void norm_row(const row_args *a, const bool rms, const bool kept, int
         for (int j = 0; j < 4; j++) {
             if (i + j >= width)
                 break;
-            float d = (y[j] - mean) * scale;
-            y[j] = rms ? d * a->weight[i + j]
-                       : fmaf(d, a->weight[i + j], a->bias == 0 ? 0.0f : a->bias[i + j]);
+            y[j] = scaled(rms, y[j], mean, scale, a->weight[i + j],
+                          a->bias == 0 ? 0.0f : a->bias[i + j]);
         }
         put4(&a->out, row, i, width, y);
+    }
+}
+
+enum { FEW = MST_CUDA_KEPT / 2 };
+
+/* FEW groups of this thread, asked for before the first is used; those past the width are 0. */
+MST_DEVICE void get_groups(const row_args *a, const mst_cuda_rows *r, int64_t row,
+                           float all[FEW][4])
+{
+    const int64_t first = 4 * lane_of(a), step = 4 * (int64_t)a->team, width = a->width;
+    const bool whole = r->vector && width % 4 == 0;
+    const int64_t at = row * r->row_stride;
+    if (whole && r->dtype == MST_CUDA_F32) {
+        four_floats raw[FEW] = {{{0.0f}}};
+        MST_UNROLL
+        for (int c = 0; c < FEW; c++) {
+            if (first + c * step < width)
+                raw[c] = *(const four_floats *)((const float *)r->data + at + first + c * step);
+        }
+        MST_UNROLL
+        for (int c = 0; c < FEW; c++) {
+            for (int j = 0; j < 4; j++)
+                all[c][j] = raw[c].at[j];
+        }
+    } else if (whole) {
+        four_halves raw[FEW] = {{{0}}};
+        MST_UNROLL
+        for (int c = 0; c < FEW; c++) {
+            if (first + c * step < width)
+                raw[c] = *(const four_halves *)((const uint16_t *)r->data + at + first + c * step);
+        }
+        MST_UNROLL
+        for (int c = 0; c < FEW; c++) {
+            for (int j = 0; j < 4; j++)
+                all[c][j] =
+                    r->dtype == MST_CUDA_BF16 ? from_bf16(raw[c].at[j]) : from_f16(raw[c].at[j]);
+        }
+    } else {
+        MST_UNROLL
+        for (int c = 0; c < FEW; c++)
+            get4(r, row, first + c * step, width, all[c]);
+    }
+}
+
+/* A vector of the row's width in f32, as get_groups has a row; NULL: zeros. */
+MST_DEVICE void get_vector(const row_args *a, const float *vector, float all[FEW][4])
+{
+    const mst_cuda_rows rows = {(void *)(uintptr_t)vector, 0, MST_CUDA_F32,
+                                (uintptr_t)vector % 16 == 0};
+    if (vector != 0)
+        get_groups(a, &rows, 0, all);
+    MST_UNROLL
+    for (int c = 0; c < FEW && vector == 0; c++) {
+        for (int j = 0; j < 4; j++)
+            all[c][j] = 0.0f;
+    }
+}
+
+/* The same where a thread has few groups: all that is read is asked for at once. */
+MST_DEVICE void norm_few(const row_args *a, const bool rms, int64_t row, float *parts)
+{
+    const int64_t first = 4 * lane_of(a), step = 4 * (int64_t)a->team, width = a->width;
+    float all[FEW][4], more[FEW][4], weight[FEW][4];
+    float mean = 0.0f, sum = 0.0f, squares = 0.0f;
+    get_groups(a, &a->x, row, all);
+    if (a->residual.data != 0)
+        get_groups(a, &a->residual, row, more);
+    MST_UNROLL
+    for (int c = 0; c < FEW; c++) {
+        for (int j = 0; j < 4 && a->residual.data != 0; j++)
+            all[c][j] = all[c][j] + more[c][j];
+        if (first + c * step < width)
+            sum = sum + ((all[c][0] + all[c][1]) + (all[c][2] + all[c][3]));
+    }
+    get_vector(a, a->weight, weight);
+    get_vector(a, rms ? 0 : a->bias, more);
+    if (!rms)
+        mean = team_sum(a, sum, parts) / (float)width;
+    MST_UNROLL
+    for (int c = 0; c < FEW; c++) {
+        for (int j = 0; j < 4; j++) {
+            float d = first + c * step + j < width ? all[c][j] - mean : 0.0f;
+            squares = fmaf(d, d, squares);
+        }
+    }
+    squares = team_sum(a, squares, parts + MST_CUDA_MAX_TEAM / 32);
+    float scale = 1.0f / sqrtf(squares / (float)width + a->eps);
+    MST_UNROLL
+    for (int c = 0; c < FEW; c++) {
+        for (int j = 0; j < 4; j++)
+            all[c][j] = scaled(rms, all[c][j], mean, scale, weight[c][j], more[c][j]);
+        if (first + c * step < width)
+            put4(&a->out, row, first + c * step, width, all[c]);
     }
 }
 
@@ -250,19 +358,21 @@ MST_DEVICE void norm(const row_args *a, const bool rms, float *parts)
     int64_t row = team_row(a);
     if (row < 0)
         return;
-    if (a->width <= 4 * (int64_t)MST_CUDA_KEPT * a->team)
+    if (a->width <= 4 * (int64_t)FEW * a->team)
+        norm_few(a, rms, row, parts);
+    else if (a->width <= 4 * (int64_t)MST_CUDA_KEPT * a->team)
         norm_row(a, rms, true, row, parts);
     else
         norm_row(a, rms, false, row, parts);
 }
 
-MST_ROW_KERNEL(mst_layer_norm_sm80, MST_CUDA_MAX_TEAM)
+MST_NORM_KERNEL(mst_layer_norm_sm80)
 {
     __shared__ float parts[2 * MST_CUDA_MAX_TEAM / 32];
     norm(&args, false, parts);
 }
 
-MST_ROW_KERNEL(mst_rms_norm_sm80, MST_CUDA_MAX_TEAM)
+MST_NORM_KERNEL(mst_rms_norm_sm80)
 {
     __shared__ float parts[2 * MST_CUDA_MAX_TEAM / 32];
     norm(&args, true, parts);

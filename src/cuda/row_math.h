@@ -1,22 +1,45 @@
 /*
- * row_math.h - activations in f32, for kernels: the formulas of the processors' kernels, one
- * element at a time. Nothing of a math library is used but fmaf, so that a card, and the tests'
- * emulation of one, give the bits that the scalar level of a processor gives with a fused
- * multiply-add. NaN goes through; results underflow gradually.
+ * row_math.h - activations in f32, for kernels: the formulas of the processors' kernels. Nothing of
+ * a math library is used but fmaf, so that a card, and the tests' emulation of one, give the bits
+ * that the scalar level of a processor gives with a fused multiply-add. NaN goes through; results
+ * underflow gradually.
+ *
+ * real is the kernel's: a float, or several that go the way together. Where MST_NEAR is 1 arguments
+ * lie in [-8, 8], and the GELUs have the same bits without a branch, as nothing underflows on the
+ * way; a file may include this once for each.
  */
-#ifndef MST_CUDA_ROW_MATH_H
-#define MST_CUDA_ROW_MATH_H
 
-/* MST_DEVICE, fmaf, fabsf: the kernel's. mstar_activation's values, as a kernel has no headers. */
-enum { GELU = 1, GELU_TANH = 2, RELU = 3, SILU = 4, TANH = 5, SIGMOID = 6 };
+/* Also the kernel's: MST_DEVICE, MST_NEAR, fmaf, fabsf, below(a, b, y, n) which is a < b ? y : n,
+ * and where near power2(n) which is 2^n for an integral n, and reciprocal(x), 1 / x within a bit or
+ * so. */
 
-MST_DEVICE float round_whole(float x) /* to nearest; |x| < 2^22 */
+MST_DEVICE real round_whole(real x) /* to nearest; |x| < 2^22 */
 {
     return (x + 12582912.0f) - 12582912.0f;
 }
 
+#if MST_NEAR
+MST_DEVICE real scale2(real x, real n)
+{
+    return x * power2(n);
+}
+
+/* 1 / x and y / x to the nearest: x in [1, 8], y in [2^-80, 1]. */
+MST_DEVICE real invert(real x)
+{
+    real r = reciprocal(x);
+    return fmaf(r, fmaf(x * -1.0f, r, 1.0f), r);
+}
+
+MST_DEVICE real divide(real y, real x)
+{
+    real r = invert(x), q = y * r;
+    q = fmaf(r, fmaf(x * -1.0f, q, y), q);
+    return fmaf(r, fmaf(x * -1.0f, q, y), q);
+}
+#else
 /* x * 2^n for an integral n in [-252, 252], with gradual underflow. */
-MST_DEVICE float scale2(float x, float n)
+MST_DEVICE real scale2(real x, real n)
 {
     int whole = n == n ? (int)n : 0;
     int half = whole / 2;
@@ -24,15 +47,29 @@ MST_DEVICE float scale2(float x, float n)
            bits_to_float((uint32_t)(127 + whole - half) << 23);
 }
 
-/* e^x within about 1 ulp: two parts of ln 2, a polynomial of degree 6, times 2^n. */
-MST_DEVICE float exp_f32(float x)
+MST_DEVICE real invert(real x)
 {
-    float y = -105.0f > x ? -105.0f : x; /* a NaN in x stays */
-    y = 89.0f < y ? 89.0f : y;
-    float n = round_whole(y * 1.44269504f);
-    float r = fmaf(n, -0.693359375f, y);
+    return 1.0f / x;
+}
+
+MST_DEVICE real divide(real y, real x)
+{
+    return y / x;
+}
+#endif
+
+/* e^x within about 1 ulp: two parts of ln 2, a polynomial of degree 6, times 2^n. */
+MST_DEVICE real exp_f32(real x)
+{
+    real y = x;
+#if !MST_NEAR
+    y = below(x, -105.0f, -105.0f, x); /* a NaN in x stays */
+    y = below(89.0f, y, 89.0f, y);
+#endif
+    real n = round_whole(y * 1.44269504f);
+    real r = fmaf(n, -0.693359375f, y);
     r = fmaf(n, 2.12194440e-4f, r);
-    float p = 0.001381453813f;
+    real p = 0.001381453813f;
     p = fmaf(p, r, 0.008368745316f);
     p = fmaf(p, r, 0.041668390827f);
     p = fmaf(p, r, 0.166665203968f);
@@ -40,44 +77,30 @@ MST_DEVICE float exp_f32(float x)
     return scale2(fmaf(p, r * r, r) + 1.0f, n);
 }
 
-MST_DEVICE float sigmoid_f32(float x)
+MST_DEVICE real sigmoid_f32(real x)
 {
-    float e = exp_f32(0.0f - fabsf(x)); /* never overflows */
-    return (x < 0.0f ? e : 1.0f) / (1.0f + e);
-}
-
-MST_DEVICE float tanh_f32(float x)
-{
-    float a = fabsf(x);
-    if (a < 0.625f) {
-        float s = x * x;
-        float p = -0.005704978442f;
-        p = fmaf(p, s, 0.020639078808f);
-        p = fmaf(p, s, -0.05373971218f);
-        p = fmaf(p, s, 0.133314421579f);
-        p = fmaf(p, s, -0.333332819402f);
-        return fmaf(p * s, x, x);
-    }
-    float e = exp_f32(a * -2.0f);
-    float large = (1.0f - e) / (1.0f + e);
-    return x < 0.0f ? 0.0f - large : large;
+    real zero = 0.0f, e = exp_f32(zero - fabsf(x)); /* never overflows */
+    return divide(below(x, 0.0f, e, 1.0f), e + 1.0f);
 }
 
 /* max(x, 0) - |x| Phi(-|x|), Phi(-a) = 2^(-a^2 log2(e) / 2) P(1 / (1 + 0.3 a)). */
-MST_DEVICE float gelu_f32(float x)
+MST_DEVICE real gelu_f32(real x)
 {
-    float a = 14.6f < fabsf(x) ? 14.6f : fabsf(x);
-    float t = 1.0f / fmaf(a, 0.3f, 1.0f);
-    float y = a * a * -0.72134752f;
-    float n = round_whole(y);
-    float f = y - n;
-    float e = 0.00132647273f;
+    real a = fabsf(x);
+#if !MST_NEAR
+    a = below(14.6f, a, 14.6f, a);
+#endif
+    real t = invert(fmaf(a, 0.3f, 1.0f));
+    real y = a * a * -0.72134752f;
+    real n = round_whole(y);
+    real f = y - n;
+    real e = 0.00132647273f;
     e = fmaf(e, f, 0.00967151299f);
     e = fmaf(e, f, 0.0555073358f);
     e = fmaf(e, f, 0.240222424f);
     e = fmaf(e, f, 0.693147004f);
     e = fmaf(e, f, 1.0f);
-    float p = -0.0384117588f;
+    real p = -0.0384117588f;
     p = fmaf(p, t, 0.16932863f);
     p = fmaf(p, t, -0.228995398f);
     p = fmaf(p, t, 0.0768894553f);
@@ -86,18 +109,39 @@ MST_DEVICE float gelu_f32(float x)
     p = fmaf(p, t, -0.12194898f);
     p = fmaf(p, t, -0.119483694f);
     p = fmaf(p, t, -7.40278483e-06f);
-    return fmaf(a, scale2(p * e, n), 0.0f > x ? 0.0f : x);
+    return fmaf(a, scale2(p * e, n), below(x, 0.0f, 0.0f, x));
 }
 
 /* x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3): the same value as the tanh form. */
-MST_DEVICE float gelu_tanh_f32(float x)
+MST_DEVICE real gelu_tanh_f32(real x)
 {
-    float u = fmaf(x * x * x, 0.044715f, x) * 1.5957691216057308f;
-    float y = x * sigmoid_f32(u);
-    return u < -105.0f ? 0.0f : y; /* sigmoid is exactly 0 there, and -inf * 0 is NaN */
+    real u = fmaf(x * x * x, 0.044715f, x) * 1.5957691216057308f;
+    real y = x * sigmoid_f32(u);
+    return below(u, -105.0f, 0.0f, y); /* sigmoid is exactly 0 there, and -inf * 0 is NaN */
 }
 
-MST_DEVICE float activate(int activation, float x)
+#if !MST_NEAR
+MST_DEVICE real tanh_f32(real x)
+{
+    real a = fabsf(x);
+    if (a < 0.625f) {
+        real s = x * x;
+        real p = -0.005704978442f;
+        p = fmaf(p, s, 0.020639078808f);
+        p = fmaf(p, s, -0.05373971218f);
+        p = fmaf(p, s, 0.133314421579f);
+        p = fmaf(p, s, -0.333332819402f);
+        return fmaf(p * s, x, x);
+    }
+    real e = exp_f32(a * -2.0f);
+    real large = (1.0f - e) / (1.0f + e);
+    return x < 0.0f ? 0.0f - large : large;
+}
+
+/* mstar_activation's values, as a kernel has no headers. */
+enum { GELU = 1, GELU_TANH = 2, RELU = 3, SILU = 4, TANH = 5, SIGMOID = 6 };
+
+MST_DEVICE real activate(int activation, real x)
 {
     switch (activation) {
     case GELU:
@@ -116,5 +160,4 @@ MST_DEVICE float activate(int activation, float x)
         return x;
     }
 }
-
 #endif

@@ -1,6 +1,8 @@
 /* mock_row_kernels.c - the row kernels' own source over the emulated GPU. */
 #include "mock_simt.h"
 
+#include "cuda/cuda_driver.h"
+
 #include "cuda/row_kernels.cu"
 
 simt_kernel *simt_kernel_find(const char *symbol)
@@ -16,6 +18,77 @@ simt_kernel *simt_kernel_find(const char *symbol)
     for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {
         if (strcmp(kernels[i].symbol, symbol) == 0)
             return kernels[i].kernel;
+    }
+    return NULL;
+}
+
+/* ---- the product ----------------------------------------------------------------------------- */
+
+int simt_map_encode(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
+                    const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
+                    int interleave, int swizzle, int promotion, int fill)
+{
+    const simt_map made = {address, sizes[0], sizes[1], strides[0]};
+    if ((type != MST_CUDA_MAP_BF16 && type != MST_CUDA_MAP_F16) || rank != 2 ||
+        (uintptr_t)address % 16 != 0 || strides[0] % 16 != 0 || strides[0] >= (uint64_t)1 << 40 ||
+        sizes[0] < 1 || sizes[1] < 1 || sizes[0] > UINT32_MAX || sizes[1] > UINT32_MAX ||
+        box[0] * 2 > 128 || box[1] > 256 || steps[0] != 1 || steps[1] != 1 || interleave != 0 ||
+        swizzle != MST_CUDA_MAP_SWIZZLE_128 || promotion < 0 || fill != 0)
+        return MST_CUDA_INVALID_VALUE;
+    memcpy(map, &made, sizeof made);
+    return 0;
+}
+
+static simt_map map_of(const mst_cuda_tensor_map *map)
+{
+    simt_map m;
+    memcpy(&m, map->data, sizeof m);
+    return m;
+}
+
+/* Of a matrix with so many elements in a row. */
+static float element(const void *data, int64_t at, bool is_f32, bool is_bf16)
+{
+    if (is_f32)
+        return ((const float *)data)[at];
+    uint16_t half = ((const uint16_t *)data)[at];
+    return is_bf16 ? from_bf16(half) : from_f16(half);
+}
+
+static float linear_sum(const mst_cuda_linear_args *a, int64_t row, int64_t column, bool is_bf16)
+{
+    simt_map x = map_of(&a->x), w = map_of(&a->weights);
+    float sum = 0.0f;
+    for (int64_t i = 0; i < a->in_features; i++)
+        sum += element(x.data, row * (int64_t)(x.row_bytes / 2) + i, false, is_bf16) *
+               element(w.data, column * (int64_t)(w.row_bytes / 2) + i, false, is_bf16);
+    return sum;
+}
+
+const char *simt_linear(const mst_cuda_linear_args *a, bool is_bf16)
+{
+    simt_map x = map_of(&a->x), w = map_of(&a->weights);
+    int64_t rows = a->live == NULL ? a->num_rows : min_i64(*a->live, a->num_rows);
+    bool out_f32 = a->out_type == MST_CUDA_LINEAR_F32;
+    if ((int64_t)x.columns != a->in_features || (int64_t)x.rows != a->num_rows ||
+        w.columns != x.columns || (int64_t)w.rows != a->out_features)
+        return "the matrices of a product are not those of its maps";
+    if (a->sharing < MST_CUDA_LINEAR_IN_TURN || a->sharing > MST_CUDA_LINEAR_SMALL)
+        return "the work of a product is not shared in a known way";
+    if ((uintptr_t)a->out % 16 != 0 || a->out_stride * (out_f32 ? 4 : 2) % 16 != 0)
+        return "the result of a product is not aligned";
+    for (int64_t row = 0; row < rows; row++) {
+        for (int64_t i = 0; i < a->out_features; i++) {
+            int64_t at = row * a->out_stride + i;
+            float y = activate(a->activation, linear_sum(a, row, i, is_bf16) + a->bias[i]);
+            if (a->residual != NULL)
+                y = y + element(a->residual, row * a->residual_stride + i,
+                                a->residual_type == MST_CUDA_LINEAR_F32, is_bf16);
+            if (out_f32)
+                ((float *)a->out)[at] = y;
+            else
+                ((uint16_t *)a->out)[at] = is_bf16 ? to_bf16(y) : to_f16(y);
+        }
     }
     return NULL;
 }

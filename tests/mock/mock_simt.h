@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "cuda/linear_args.h"
 #include "cuda/row_args.h"
 
 typedef struct simt_index {
@@ -34,6 +35,19 @@ const char *simt_launch(simt_kernel *kernel, const mst_cuda_row_args *args, unsi
                         unsigned grid_y, unsigned threads);
 /* mock_row_kernels.c: by symbol; NULL: no such kernel. */
 simt_kernel *simt_kernel_find(const char *symbol);
+
+/* What the mock driver writes into a tensor map. */
+typedef struct simt_map {
+    const uint16_t *data;
+    uint64_t columns, rows, row_bytes;
+} simt_map;
+/* mock_row_kernels.c: writes one, or refuses what the driver would. */
+int simt_map_encode(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
+                    const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
+                    int interleave, int swizzle, int promotion, int fill);
+/* mock_row_kernels.c: our own product, sums in ascending order as mock_blas has them. NULL, or what
+ * is wrong; static. */
+const char *simt_linear(const mst_cuda_linear_args *args, bool is_bf16);
 
 float simt_shuffle_f32(unsigned mask, float value, int lane);
 double simt_shuffle_f64(unsigned mask, double value, int lane);
@@ -52,6 +66,7 @@ void simt_barrier(void);
 #define MST_DEVICE static inline
 #define MST_UNROLL
 #define MST_ROW_KERNEL(name, threads) static void name(const mst_cuda_row_args args)
+#define MST_NORM_KERNEL(name) MST_ROW_KERNEL(name, MST_CUDA_MAX_TEAM)
 
 static inline float bits_to_float(uint32_t bits)
 {

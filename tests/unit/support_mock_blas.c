@@ -9,6 +9,7 @@
 #include "support_mock_cuda.h"
 
 static mock_blas mock;
+enum { INVALID_VALUE = 7 };
 
 /* What the opaque descriptors hold here. */
 typedef struct operation {
@@ -65,7 +66,7 @@ static int b_operation_init(mst_blas_operation *to, size_t bytes, int compute, i
     const operation o = {.compute = compute, .bias_type = -1, .epilogue = 1};
     memset(to, 0, bytes);
     memcpy(to->data, &o, sizeof o);
-    return scale == MST_BLAS_F32 && compute == MST_BLAS_COMPUTE_F32 ? 0 : 7;
+    return scale == MST_BLAS_F32 && compute == MST_BLAS_COMPUTE_F32 ? 0 : INVALID_VALUE;
 }
 static int b_operation_set(mst_blas_operation *to, int attribute, const void *value, size_t bytes)
 {
@@ -77,7 +78,7 @@ static int b_operation_set(mst_blas_operation *to, int attribute, const void *va
                                                        : NULL;
     size_t wanted = attribute == MST_BLAS_BIAS_POINTER ? sizeof o.bias : sizeof(int32_t);
     if (field == NULL || bytes != wanted)
-        return 7;
+        return INVALID_VALUE;
     memcpy(field, value, bytes);
     memcpy(to->data, &o, sizeof o);
     return 0;
@@ -88,7 +89,7 @@ static int b_layout_init(mst_blas_layout *to, size_t bytes, int type, uint64_t r
     const layout l = {type, (int64_t)rows, (int64_t)columns, distance};
     memset(to, 0, bytes);
     memcpy(to->data, &l, sizeof l);
-    return distance >= (int64_t)rows ? 0 : 7;
+    return distance >= (int64_t)rows ? 0 : INVALID_VALUE;
 }
 static int b_preference_create(void **made)
 {
@@ -115,14 +116,14 @@ static int b_preference_set(void *to, int attribute, const void *value, size_t b
              bytes == sizeof p->alignment[0])
         memcpy(&p->alignment[attribute - MST_BLAS_ALIGNMENT_A], value, bytes);
     else
-        return 7;
+        return INVALID_VALUE;
     return 0;
 }
 
+/* The library takes a bias of its result's type alone. */
 static bool has(const mst_blas_operation *op, const mst_blas_layout *d)
 {
-    return !mock.no_narrow || read_layout(d).type == MST_BLAS_F32 ||
-           read_operation(op).bias_type != MST_BLAS_F32;
+    return read_operation(op).bias_type == read_layout(d).type;
 }
 
 /* A split algorithm first, as a careless library would; then the one for so many rows. */
@@ -142,7 +143,7 @@ static int b_find(void *handle, const mst_blas_operation *op, const mst_blas_lay
         mock_cuda_fault("a preference leaves room for splits, or asks for another alignment");
     if (!has(op, d) || wanted < 2) {
         *count = 0;
-        return MST_BLAS_NOT_SUPPORTED;
+        return INVALID_VALUE;
     }
     bool down = mock.down_is_base ? rows >= 1024 : rows <= 64;
     found[0].algorithm.data[0] = MOCK_BLAS_SPLIT;
@@ -153,6 +154,7 @@ static int b_find(void *handle, const mst_blas_operation *op, const mst_blas_lay
     *count = 2;
     return 0;
 }
+/* Asks for a counter of tiles where there are many, which a product does without. */
 static int b_check(void *handle, const mst_blas_operation *op, const mst_blas_layout *a,
                    const mst_blas_layout *b, const mst_blas_layout *c, const mst_blas_layout *d,
                    const mst_blas_algorithm *algorithm, mst_blas_found *found)
@@ -162,8 +164,8 @@ static int b_check(void *handle, const mst_blas_operation *op, const mst_blas_la
     (void)b;
     (void)c;
     (void)algorithm;
-    found->workspace_bytes = 0;
-    return has(op, d) ? 0 : MST_BLAS_NOT_SUPPORTED;
+    found->workspace_bytes = read_layout(d).columns > 64 ? 4 : 0;
+    return has(op, d) ? 0 : INVALID_VALUE;
 }
 static int b_config_get(const mst_blas_algorithm *algorithm, int attribute, void *value,
                         size_t bytes, size_t *written)
@@ -171,7 +173,7 @@ static int b_config_get(const mst_blas_algorithm *algorithm, int attribute, void
     int32_t parts = algorithm->data[0] == MOCK_BLAS_SPLIT ? 4 : 1;
     uint32_t reduction = 0;
     if (bytes != sizeof parts)
-        return 7;
+        return INVALID_VALUE;
     memcpy(value,
            attribute == MST_BLAS_CONFIG_SPLITS ? (const void *)&parts : (const void *)&reduction,
            bytes);
@@ -256,8 +258,8 @@ static int b_multiply(void *handle, const mst_blas_operation *op, const float *a
         mock_cuda_fault("the matrices of a product do not fit");
     if (!on_16(a, &w) || !on_16(b, &x) || !on_16(d, &out))
         mock_cuda_fault("a matrix of a product is not aligned as was told");
-    if (o.bias_type != MST_BLAS_F32 || !has(op, d_layout))
-        return MST_BLAS_NOT_SUPPORTED;
+    if (!has(op, d_layout))
+        return INVALID_VALUE;
     const multiplication m = {.weights = a,
                               .x = b,
                               .out = d,
@@ -272,7 +274,6 @@ static int b_multiply(void *handle, const mst_blas_operation *op, const float *a
                               .out_dtype = dtype_of(out.type),
                               .algorithm = algorithm->data[0]};
     mock.multiplies++;
-    mock.narrow_multiplies += out.type != MST_BLAS_F32;
     mock.last = algorithm->data[0];
     return mock_cuda_call(stream, multiply, &m, sizeof m);
 }

@@ -22,6 +22,7 @@ typedef struct mock_launch {
     union {
         mst_cuda_attn_args attn;
         mst_cuda_row_args rows;
+        mst_cuda_linear_args linear;
         unsigned char call[MOCK_CALL_BYTES];
     } args;
 } mock_launch;
@@ -363,16 +364,21 @@ void mock_cuda_fault(const char *text)
         (void)snprintf(mock.fault, sizeof mock.fault, "%s", text);
 }
 
-/* The kernel's own source, over the emulated GPU. */
+static bool is_linear(const mst_cuda_kernel *kernel)
+{
+    return strcmp(kernel->op, "linear") == 0;
+}
+
+/* A row kernel's own source, over the emulated GPU; a product in plain C. */
 static int run_rows(const mock_launch *launch)
 {
+    const char *wrong = "a launch of a kernel that the emulation lacks";
     simt_kernel *kernel = simt_kernel_find(launch->kernel->symbol);
-    if (kernel == NULL) {
-        mock_cuda_fault("a launch of a kernel that the emulation lacks");
-        return 0;
-    }
-    const char *wrong =
-        simt_launch(kernel, &launch->args.rows, launch->grid_x, launch->grid_y, launch->threads);
+    if (is_linear(launch->kernel))
+        wrong = simt_linear(&launch->args.linear, launch->kernel->dtype == MSTAR_DTYPE_BF16);
+    else if (kernel != NULL)
+        wrong = simt_launch(kernel, &launch->args.rows, launch->grid_x, launch->grid_y,
+                            launch->threads);
     if (wrong != NULL)
         mock_cuda_fault(wrong);
     return 0;
@@ -420,6 +426,15 @@ int mock_cuda_call(void *stream, mock_call_function *call, const void *args, siz
     return run_or_record(stream, &launch);
 }
 
+static int m_tensor_map_encode(void *map, int type, uint32_t rank, void *address,
+                               const uint64_t *sizes, const uint64_t *strides, const uint32_t *box,
+                               const uint32_t *steps, int interleave, int swizzle, int promotion,
+                               int fill)
+{
+    ENTER(tensor_map_encode);
+    return simt_map_encode(map, type, rank, address, sizes, strides, box, steps, interleave,
+                           swizzle, promotion, fill);
+}
 static int m_launch(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                     unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                     void *stream, void **arguments, void **extra)
@@ -429,10 +444,10 @@ static int m_launch(void *function, unsigned grid_x, unsigned grid_y, unsigned g
     (void)extra;
     ENTER(launch);
     bool attention = is_attention(launch.kernel);
-    if (attention)
-        memcpy(&launch.args.attn, arguments[0], sizeof launch.args.attn);
-    else
-        memcpy(&launch.args.rows, arguments[0], sizeof launch.args.rows);
+    memcpy(&launch.args, arguments[0],
+           attention                  ? sizeof launch.args.attn
+           : is_linear(launch.kernel) ? sizeof launch.args.linear
+                                      : sizeof launch.args.rows);
     mock.grid = grid_x;
     (void)snprintf(mock.kernel, sizeof mock.kernel, "%s", launch.kernel->symbol);
     if (grid_x < 1 || grid_x > INT32_MAX || grid_y < 1 || grid_y > (attention ? 1 : 65535) ||

@@ -3,6 +3,7 @@
  * may use, what is launched for which operands, graphs, and failed calls. Over the mock; on a card
  * (`test_cuda_linear cuda:0`) what holds there too.
  */
+#include <math.h>
 #include <string.h>
 
 #include "cuda/cuda_linear.h"
@@ -56,26 +57,60 @@ static void members_by_rows(void **state)
     assert_int_equal(mst_cuda_linear_distance(9, MSTAR_DTYPE_F16), 16);
 }
 
+/* On 132 multiprocessors: small tiles, halves, whole ones in turn. */
+static void sharing_by_the_tiles(void **state)
+{
+    (void)state;
+    assert_int_equal(mst_cuda_fused_sharing(1, 1, 132), MST_CUDA_LINEAR_SMALL);
+    assert_int_equal(mst_cuda_fused_sharing(256, 1152, 132), MST_CUDA_LINEAR_SMALL);
+    assert_int_equal(mst_cuda_fused_sharing(128, 66 * 64, 132), MST_CUDA_LINEAR_SMALL);
+    assert_int_equal(mst_cuda_fused_sharing(129, 66 * 64, 132), MST_CUDA_LINEAR_HALVES);
+    assert_int_equal(mst_cuda_fused_sharing(256, 4304, 132), MST_CUDA_LINEAR_HALVES);
+    assert_int_equal(mst_cuda_fused_sharing(3 * 128, 132 * 128, 132), MST_CUDA_LINEAR_HALVES);
+    assert_int_equal(mst_cuda_fused_sharing(3 * 128 + 1, 132 * 128, 132), MST_CUDA_LINEAR_IN_TURN);
+}
+
 /* An algorithm of other bits is left out, whatever it was proposed for. */
 static void only_algorithms_of_the_same_bits(void **state)
 {
     (void)state;
     if (card_is_real())
         return;
+    mst_cuda_of(device)->major = 8;
     for (int base = 0; base < 2; base++) {
         mock_blas_now()->down_is_base = base == 1;
         mstar_dtype dtype = base == 0 ? MSTAR_DTYPE_F32 : MSTAR_DTYPE_BF16;
         mstar_linear *linear = linear_make(&level, &weights, dtype, MSTAR_ACTIVATION_NONE);
         const mst_cuda_product *p = product_of(dtype);
-        assert_int_equal(p->wide.count, base == 0 ? 2 : 1);
-        for (int32_t i = 0; i < p->wide.count; i++) {
-            uint64_t id = p->wide.algorithms[i].data[0];
+        assert_int_equal(p->members.count, base == 0 ? 2 : 1);
+        for (int32_t i = 0; i < p->members.count; i++) {
+            uint64_t id = p->members.algorithms[i].data[0];
             assert_int_equal(id == MOCK_BLAS_DOWN, base == 1);
             assert_int_not_equal(id, MOCK_BLAS_SPLIT);
         }
-        assert_int_equal(p->narrow.count > 0, base == 1);
         mstar_linear_destroy(linear);
     }
+}
+
+/* Our own kernel says which bits they are, where the device has it; a library that has none of them
+ * is done without. */
+static void our_own_bits_come_first(void **state)
+{
+    (void)state;
+    if (card_is_real())
+        return;
+    mock_blas_now()->down_is_base = true;
+    mstar_linear *linear = linear_make(&level, &weights, MSTAR_DTYPE_BF16, MSTAR_ACTIVATION_NONE);
+    const mst_cuda_product *p = product_of(MSTAR_DTYPE_BF16);
+    assert_true(p->fused && p->members.count > 0);
+    for (int32_t i = 0; i < p->members.count; i++)
+        assert_int_not_equal(p->members.algorithms[i].data[0], MOCK_BLAS_DOWN);
+    mstar_linear_destroy(linear);
+    mock_blas_now()->fail_find = MST_BLAS_NOT_SUPPORTED;
+    linear = linear_make(&level, &weights, MSTAR_DTYPE_F16, MSTAR_ACTIVATION_NONE);
+    assert_int_equal(product_of(MSTAR_DTYPE_F16)->members.count, 0);
+    mock_blas_now()->fail_find = 0;
+    mstar_linear_destroy(linear);
 }
 
 /* Where the rows of one algorithm depend on their number, nothing can be promised. */
@@ -110,37 +145,35 @@ static void launches_by_the_operands(void **state)
     static const struct {
         mstar_dtype panel, x, out;
         mstar_activation activation;
-        bool residual, odd_x, odd_out, no_narrow;
+        bool residual, odd_x, odd_out, old;
         int64_t launches;
     } cases[] = {
-        {MSTAR_DTYPE_BF16, MSTAR_DTYPE_BF16, MSTAR_DTYPE_BF16, MSTAR_ACTIVATION_NONE, false, false,
-         false, false, 1},
-        {MSTAR_DTYPE_BF16, MSTAR_DTYPE_BF16, MSTAR_DTYPE_F32, MSTAR_ACTIVATION_NONE, false, false,
-         false, false, 1},
-        {MSTAR_DTYPE_F32, MSTAR_DTYPE_F32, MSTAR_DTYPE_F32, MSTAR_ACTIVATION_NONE, false, false,
-         false, false, 1},
-        {MSTAR_DTYPE_F16, MSTAR_DTYPE_F16, MSTAR_DTYPE_F16, MSTAR_ACTIVATION_NONE, false, false,
-         false, false, 1},
-        {MSTAR_DTYPE_BF16, MSTAR_DTYPE_BF16, MSTAR_DTYPE_BF16, MSTAR_ACTIVATION_NONE, false, false,
-         false, true, 2},
-        {MSTAR_DTYPE_BF16, MSTAR_DTYPE_BF16, MSTAR_DTYPE_F16, MSTAR_ACTIVATION_NONE, false, false,
-         false, false, 2},
-        {MSTAR_DTYPE_BF16, MSTAR_DTYPE_BF16, MSTAR_DTYPE_BF16, MSTAR_ACTIVATION_GELU, false, false,
-         false, false, 2},
-        {MSTAR_DTYPE_BF16, MSTAR_DTYPE_F32, MSTAR_DTYPE_BF16, MSTAR_ACTIVATION_GELU, false, false,
-         false, false, 3},
-        {MSTAR_DTYPE_F32, MSTAR_DTYPE_F32, MSTAR_DTYPE_F32, MSTAR_ACTIVATION_NONE, true, false,
-         false, false, 2},
-        {MSTAR_DTYPE_F32, MSTAR_DTYPE_F32, MSTAR_DTYPE_F32, MSTAR_ACTIVATION_NONE, false, true,
-         false, false, 2},
-        {MSTAR_DTYPE_F32, MSTAR_DTYPE_F32, MSTAR_DTYPE_F32, MSTAR_ACTIVATION_NONE, false, false,
-         true, false, 2},
+#define F32 MSTAR_DTYPE_F32
+#define BF16 MSTAR_DTYPE_BF16
+#define F16 MSTAR_DTYPE_F16
+#define NONE MSTAR_ACTIVATION_NONE
+#define GELU_ERF MSTAR_ACTIVATION_GELU
+        {BF16, BF16, BF16, NONE, false, false, false, false, 1},
+        {BF16, BF16, F32, NONE, false, false, false, false, 1},
+        {F32, F32, F32, NONE, false, false, false, false, 1},
+        {F16, F16, F16, NONE, false, false, false, false, 1},
+        {BF16, BF16, BF16, NONE, false, false, false, true, 2},
+        {BF16, BF16, F16, NONE, false, false, false, false, 2},
+        {BF16, BF16, BF16, GELU_ERF, false, false, false, false, 1},
+        {BF16, BF16, BF16, GELU_ERF, false, false, false, true, 2},
+        {BF16, F32, BF16, GELU_ERF, false, false, false, false, 2},
+        {BF16, BF16, BF16, NONE, true, false, false, false, 1},
+        {BF16, BF16, F32, NONE, true, false, false, false, 1},
+        {BF16, BF16, BF16, NONE, false, false, true, false, 2},
+        {F32, F32, F32, NONE, true, false, false, false, 2},
+        {F32, F32, F32, NONE, false, true, false, false, 2},
+        {F32, F32, F32, NONE, false, false, true, false, 2},
     };
     check_rng rng = {6};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         (void)tear_down(NULL);
         (void)set_up(NULL);
-        mock_blas_now()->no_narrow = cases[i].no_narrow;
+        mst_cuda_of(device)->major = cases[i].old ? 8 : 9; /* our own product is for sm_90 */
         mstar_linear *linear = linear_make(&level, &weights, cases[i].panel, cases[i].activation);
         check_rows x = check_rows_make(cases[i].x, ROWS, K, K + (cases[i].odd_x ? 1 : 8));
         check_rows r = check_rows_make(MSTAR_DTYPE_F32, ROWS, N, N);
@@ -187,6 +220,48 @@ static void f16_is_near(void **state)
     check_rows_free(&out);
     mstar_linear_destroy(linear);
     linear_weights_free(&w);
+}
+
+/* Sums that are 0 leave the bias to the activation. Where all is done in one launch the bits are
+ * those of the row kernel, which a result that does not lie on 16 bytes takes. */
+static void bits_of_the_row_kernels(void **state)
+{
+    (void)state;
+    enum { WIDE = 4096, IN = 8, TWO = 2 };
+    static float weight[WIDE * IN], bias[WIDE];
+    check_rng rng = {12};
+    const int64_t shape[] = {WIDE, IN};
+    mstar_tensor w = mstar_tensor_make(weight, MSTAR_DTYPE_F32, 2, shape);
+    mstar_tensor b = mstar_tensor_make(bias, MSTAR_DTYPE_F32, 1, shape);
+    const mstar_tensor *ws[] = {&w}, *bs[] = {&b};
+    for (int round = 0; round < 2; round++) { /* near 0, and anywhere */
+        for (int i = 0; i < WIDE; i++)
+            bias[i] = (float)(check_uniform(&rng, -8.0, 8.0) *
+                              exp2(floor(check_uniform(&rng, round == 0 ? -20.0 : 0.0,
+                                                       round == 0 ? 1.0 : 8.0))));
+        for (int a = MSTAR_ACTIVATION_NONE; a <= MSTAR_ACTIVATION_SIGMOID; a++) {
+            mstar_linear_desc desc;
+            mstar_linear *linear;
+            mstar_linear_desc_init(&desc);
+            desc.weight_dtype = MSTAR_DTYPE_BF16;
+            desc.activation = (mstar_activation)a;
+            CHECK_OK(mstar_linear_create(device, &desc, ws, bs, 1, &linear));
+            check_rows in = check_rows_make(MSTAR_DTYPE_BF16, TWO, IN, IN);
+            check_rows_fill(&in, &rng, -1.0, 1.0);
+            check_rows one = check_rows_make(MSTAR_DTYPE_F32, TWO, WIDE, WIDE);
+            check_rows two = check_rows_make(MSTAR_DTYPE_F32, TWO, WIDE, WIDE + 1);
+            CHECK_OK(card_linear_run(linear, level.streams[0], &in.tensor, NULL, &one.tensor));
+            CHECK_OK(card_linear_run(linear, level.streams[0], &in.tensor, NULL, &two.tensor));
+            for (int row = 0; row < TWO; row++)
+                assert_memory_equal((float *)one.tensor.data + row * WIDE,
+                                    (float *)two.tensor.data + row * (WIDE + 1),
+                                    WIDE * sizeof(float));
+            check_rows_free(&in);
+            check_rows_free(&one);
+            check_rows_free(&two);
+            mstar_linear_destroy(linear);
+        }
+    }
 }
 
 /* A replay has eager's bits in the live rows and leaves the rows of `finish` past them alone. */
@@ -300,11 +375,14 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(members_by_rows),
+        cmocka_unit_test(sharing_by_the_tiles),
         cmocka_unit_test_setup_teardown(only_algorithms_of_the_same_bits, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(our_own_bits_come_first, set_up, tear_down),
         cmocka_unit_test_setup_teardown(refuses_rows_that_depend_on_their_number, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(launches_by_the_operands, set_up, tear_down),
         cmocka_unit_test_setup_teardown(f16_is_near, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(bits_of_the_row_kernels, set_up, tear_down),
         cmocka_unit_test_setup_teardown(replays_have_eagers_bits, set_up, tear_down),
         cmocka_unit_test_setup_teardown(create_survives_failed_calls, set_up, tear_down),
     };

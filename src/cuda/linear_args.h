@@ -1,0 +1,58 @@
+/*
+ * linear_args.h - what a launch of our own product reads: plain C, shared by the host and the
+ * kernel.
+ */
+#ifndef MST_CUDA_LINEAR_ARGS_H
+#define MST_CUDA_LINEAR_ARGS_H
+
+#include <stdint.h>
+
+/*
+ * How a block's two groups of four warps share its work. Bits do not depend on it.
+ * IN_TURN: each has every second tile of 128 x 128, and finishes it while the other multiplies.
+ * HALVES: each has half of the rows of every such tile, where there are not two for a block.
+ * SMALL: each has half of the columns of tiles of 64 x 64, where larger ones would be few.
+ */
+enum { MST_CUDA_LINEAR_IN_TURN, MST_CUDA_LINEAR_HALVES, MST_CUDA_LINEAR_SMALL };
+
+/* Rows and columns of a tile, and of the smaller one; elements of a step over the depth; threads.
+ */
+enum {
+    MST_CUDA_LINEAR_TILE = 128,
+    MST_CUDA_LINEAR_SMALL_TILE = 64,
+    MST_CUDA_LINEAR_DEPTH = 64,
+    MST_CUDA_LINEAR_THREADS = 384
+};
+/* Of shared memory: steps that are fetched ahead, then a tile of 64 x 128 in f32 for each of the
+ * two groups, then barriers; and up to 1023 bytes before all that. */
+enum {
+    MST_CUDA_LINEAR_RING_BYTES = 160 * 1024,
+    MST_CUDA_LINEAR_STAGED_BYTES = 2 * 64 * 128 * 4,
+    MST_CUDA_LINEAR_MAX_STAGES = 10,
+    MST_CUDA_LINEAR_SHARED = 1024 + MST_CUDA_LINEAR_RING_BYTES + MST_CUDA_LINEAR_STAGED_BYTES +
+                             (2 * MST_CUDA_LINEAR_MAX_STAGES + 2) * 8
+};
+
+/* The driver's description of a matrix in memory, which the copy engine reads. */
+typedef struct __attribute__((aligned(64))) mst_cuda_tensor_map {
+    uint64_t data[16];
+} mst_cuda_tensor_map;
+
+/* Elements of a matrix, as the kernel names them. */
+enum { MST_CUDA_LINEAR_F32, MST_CUDA_LINEAR_HALF /* the kernel's own 16-bit dtype */ };
+
+typedef struct mst_cuda_linear_args {
+    mst_cuda_tensor_map x, weights; /* boxes of DEPTH elements of a tile's rows */
+    const int64_t *live;            /* device memory: rows to do now; NULL: num_rows */
+    int64_t num_rows, out_features, in_features;
+    const float *bias;    /* padded with zeros to a multiple of 4 */
+    const void *residual; /* NULL: none */
+    void *out;            /* on 16 bytes, as is every row */
+    int64_t residual_stride, out_stride;
+    int32_t residual_type, out_type;
+    int32_t residual_vector; /* every fourth element lies where four are read at once */
+    int32_t activation;      /* an mstar_activation */
+    int32_t sharing;         /* of the work, as above */
+} mst_cuda_linear_args;
+
+#endif

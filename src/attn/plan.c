@@ -25,7 +25,9 @@ typedef struct segment_cut {
     int32_t lq, lk;      /* 0, 0: nothing known yet */
     int32_t rows, heads; /* of a tile */
     int32_t tiles, groups;
+    int16_t classes[2][2]; /* without a mask: of full tiles and of the last, [rows][heads] */
 } segment_cut;
+enum { FULL, LAST };
 
 /* A tile is a function of the two lengths, and lengths repeat: what was cut last is kept by
  * length. */
@@ -38,7 +40,8 @@ typedef struct planner {
     const mst_attn_layout *layout;
     int64_t group; /* query heads of a kv head */
     bool causal;
-    bool masked; /* some row may see less than all keys */
+    bool masked;         /* some row may see less than all keys */
+    mst_attn_tile fixed; /* the tile of every segment; rows 0: the backend names each one's */
     segment_cut known[KNOWN_CUTS];
 } planner;
 
@@ -71,8 +74,45 @@ int64_t mst_attn_max_items(int64_t max_num_segments, int64_t max_total_tokens, i
     return tiles * mst_ceil_div(num_kv_heads, mst_max_i64(worst.heads, 1));
 }
 
+static int32_t class_of(const planner *p, int64_t num_rows, int64_t num_heads, int64_t keys)
+{
+    return mst_attn_cost_class(mst_attn_cost(num_rows, num_heads * p->group, keys));
+}
+
+static int32_t last_rows(const segment_cut *cut)
+{
+    return cut->lq - (cut->tiles - 1) * cut->rows;
+}
+
+static int32_t last_heads(const planner *p, const segment_cut *cut)
+{
+    return p->shape->num_kv_heads - (cut->groups - 1) * cut->heads;
+}
+
+static void make_cut(const planner *p, int32_t lq, int32_t lk, segment_cut *cut)
+{
+    mst_attn_tile tile = p->fixed;
+    if (tile.rows == 0)
+        tile = p->device->backend->attn_tile(p->device, p->shape, lq, lk);
+    cut->lq = lq;
+    cut->lk = lk;
+    cut->rows = tile.rows < 1 ? 1 : tile.rows;
+    cut->heads = tile.heads < 1 ? 1 : tile.heads;
+    cut->tiles = lq <= cut->rows ? 1 : (int32_t)mst_ceil_div(lq, cut->rows);
+    cut->groups = p->shape->num_kv_heads <= cut->heads
+                      ? 1
+                      : (int32_t)mst_ceil_div(p->shape->num_kv_heads, cut->heads);
+    if (p->masked)
+        return;
+    for (int rows = cut->tiles > 1 ? FULL : LAST; rows <= LAST; rows++)
+        for (int heads = cut->groups > 1 ? FULL : LAST; heads <= LAST; heads++)
+            cut->classes[rows][heads] =
+                (int16_t)class_of(p, rows == FULL ? cut->rows : last_rows(cut),
+                                  heads == FULL ? cut->heads : last_heads(p, cut), lk);
+}
+
 /* The cut of a segment; NULL for one without rows. Valid until the next call. */
-static const segment_cut *cut_of(planner *p, int64_t segment)
+static inline const segment_cut *cut_of(planner *p, int64_t segment)
 {
     const mst_attn_layout *layout = p->layout;
     int32_t lq = layout->q_offsets[segment + 1] - layout->q_offsets[segment];
@@ -80,15 +120,8 @@ static const segment_cut *cut_of(planner *p, int64_t segment)
     if (lq == 0)
         return NULL;
     segment_cut *cut = &p->known[((uint32_t)lq + 31 * (uint32_t)(lk - lq)) % KNOWN_CUTS];
-    if (cut->lq == lq && cut->lk == lk)
-        return cut;
-    mst_attn_tile tile = p->device->backend->attn_tile(p->device, p->shape, lq, lk);
-    cut->lq = lq;
-    cut->lk = lk;
-    cut->rows = tile.rows < 1 ? 1 : tile.rows;
-    cut->heads = tile.heads < 1 ? 1 : tile.heads;
-    cut->tiles = (int32_t)mst_ceil_div(lq, cut->rows);
-    cut->groups = (int32_t)mst_ceil_div(p->shape->num_kv_heads, cut->heads);
+    if (cut->lq != lq || cut->lk != lk)
+        make_cut(p, lq, lk, cut);
     return cut;
 }
 
@@ -102,33 +135,48 @@ static inline mst_key_range keys_of(const planner *p, const segment_cut *cut, in
                             p->shape->window_right);
 }
 
-/* Adds so many tiles like the one at row, with all their head groups, to their classes. */
-static void count_tiles(const planner *p, const segment_cut *cut, int64_t row, int64_t times,
-                        int64_t *classes)
+/* Counts a segment's items by class where no row is masked: all tiles but the last are alike. */
+static void count_alike(const segment_cut *cut, int64_t *classes)
 {
-    int64_t num_rows = mst_min_i64(cut->rows, cut->lq - row);
-    int64_t last_heads = p->shape->num_kv_heads - (int64_t)(cut->groups - 1) * cut->heads;
-    mst_key_range range = keys_of(p, cut, row, num_rows);
-    int64_t keys = range.end - range.begin;
-    classes[mst_attn_cost_class(mst_attn_cost(num_rows, last_heads * p->group, keys))] += times;
-    if (cut->groups > 1)
-        classes[mst_attn_cost_class(mst_attn_cost(num_rows, cut->heads * p->group, keys))] +=
-            times * (cut->groups - 1);
+    int64_t tiles = cut->tiles - 1, groups = cut->groups - 1;
+    classes[cut->classes[LAST][LAST]]++;
+    if (tiles > 0)
+        classes[cut->classes[FULL][LAST]] += tiles;
+    if (groups > 0)
+        classes[cut->classes[LAST][FULL]] += groups;
+    if (tiles > 0 && groups > 0)
+        classes[cut->classes[FULL][FULL]] += tiles * groups;
 }
 
-/* Counts a segment's items by class. Without a mask all tiles but the last are alike. */
-static void count_segment(planner *p, int64_t segment, int64_t *classes)
+/* The same tile by tile. */
+static void count_masked(planner *p, int64_t segment, int64_t *classes)
 {
     const segment_cut *cut = cut_of(p, segment);
     if (cut == NULL)
         return;
-    int64_t row = 0;
-    if (!p->masked && cut->tiles > 1) {
-        count_tiles(p, cut, 0, cut->tiles - 1, classes);
-        row = (int64_t)(cut->tiles - 1) * cut->rows;
+    for (int64_t row = 0; row < cut->lq; row += cut->rows) {
+        int64_t num_rows = mst_min_i64(cut->rows, cut->lq - row);
+        mst_key_range range = keys_of(p, cut, row, num_rows);
+        int64_t keys = range.end - range.begin;
+        classes[class_of(p, num_rows, last_heads(p, cut), keys)]++;
+        if (cut->groups > 1)
+            classes[class_of(p, num_rows, cut->heads, keys)] += cut->groups - 1;
     }
-    for (; row < cut->lq; row += cut->rows)
-        count_tiles(p, cut, row, 1, classes);
+}
+
+static inline mst_attn_item item_of(int64_t segment, int64_t row, int64_t num_rows,
+                                    mst_key_range keys, int64_t head, int64_t num_heads)
+{
+    return (mst_attn_item){.segment = (int32_t)segment,
+                           .q_begin = (int32_t)row,
+                           .q_rows = (int32_t)num_rows,
+                           .kv_begin = (int32_t)keys.begin,
+                           .kv_end = (int32_t)keys.end,
+                           .kv_head_begin = (int32_t)head,
+                           .num_kv_heads = (int32_t)num_heads,
+                           .split = 0,
+                           .num_splits = 1,
+                           .slot = -1};
 }
 
 /* Puts a segment's items at their classes' next places. */
@@ -150,18 +198,23 @@ static void cut_segment(planner *p, int64_t segment, int64_t *next, mst_attn_ite
                 class_cost = cost;
                 class = mst_attn_cost_class(cost);
             }
-            items[next[class]++] = (mst_attn_item){.segment = (int32_t)segment,
-                                                   .q_begin = (int32_t)row,
-                                                   .q_rows = (int32_t)num_rows,
-                                                   .kv_begin = (int32_t)keys.begin,
-                                                   .kv_end = (int32_t)keys.end,
-                                                   .kv_head_begin = (int32_t)head,
-                                                   .num_kv_heads = (int32_t)num_heads,
-                                                   .split = 0,
-                                                   .num_splits = 1,
-                                                   .slot = -1};
+            items[next[class]++] = item_of(segment, row, num_rows, keys, head, num_heads);
         }
     }
+}
+
+/* The same where no row is masked and an item has all heads. */
+static void cut_alike(planner *p, int64_t segment, int64_t *next, mst_attn_item *items)
+{
+    const segment_cut *cut = cut_of(p, segment);
+    if (cut == NULL)
+        return;
+    int32_t heads = p->shape->num_kv_heads;
+    mst_key_range keys = {0, cut->lk};
+    int64_t row = 0;
+    for (; row + cut->rows < cut->lq; row += cut->rows)
+        items[next[cut->classes[FULL][LAST]]++] = item_of(segment, row, cut->rows, keys, 0, heads);
+    items[next[cut->classes[LAST][LAST]]++] = item_of(segment, row, cut->lq - row, keys, 0, heads);
 }
 
 /* Counts of the classes become their first places. */
@@ -200,14 +253,17 @@ static mstar_status measure(bool one_side, int64_t num_offsets, int64_t num_item
     return MSTAR_OK;
 }
 
-static int64_t most_items(const mstar_device *device, const mst_attn_config *config)
+static mst_attn_tile worst_tile(const mstar_device *device, const mst_attn_shape *shape)
 {
     const mst_backend *backend = device->backend;
-    mst_attn_tile worst = {1, 1};
-    if (backend->attn_worst_tile != NULL)
-        worst = backend->attn_worst_tile(device, &config->shape);
+    return backend->attn_worst_tile != NULL ? backend->attn_worst_tile(device, shape)
+                                            : (mst_attn_tile){1, 1};
+}
+
+static int64_t most_items(const mstar_device *device, const mst_attn_config *config)
+{
     return mst_attn_max_items(config->max_num_segments, config->max_total_tokens,
-                              config->shape.num_kv_heads, worst);
+                              config->shape.num_kv_heads, worst_tile(device, &config->shape));
 }
 
 mstar_status mst_attn_plan_bytes(const mstar_device *device, const mst_attn_config *config,
@@ -304,13 +360,19 @@ mstar_status mst_attn_plan_make(mst_attn_plan *plan, const mstar_device *device,
                  .masked =
                      causal || config->shape.window_left >= 0 || config->shape.window_right >= 0};
     bool one_side = config->kind == MST_ATTN_SELF;
+    if (device->backend->attn_tile == NULL)
+        p.fixed = worst_tile(device, &config->shape);
 
     /* counted without a walk over the items, so that a layout too large for memory is refused at
        once */
     int64_t num_items = 0;
     for (int64_t segment = 0; segment < layout->num_segments; segment++) {
         const segment_cut *cut = cut_of(&p, segment);
-        num_items += cut == NULL ? 0 : (int64_t)cut->tiles * cut->groups;
+        if (cut == NULL)
+            continue;
+        num_items += (int64_t)cut->tiles * cut->groups;
+        if (!p.masked)
+            count_alike(cut, classes);
     }
     if (config->graph) {
         if (num_items > plan->items_capacity)
@@ -325,11 +387,15 @@ mstar_status mst_attn_plan_make(mst_attn_plan *plan, const mstar_device *device,
     }
 
     /* nothing fails from here on */
-    for (int64_t segment = 0; segment < layout->num_segments; segment++)
-        count_segment(&p, segment, classes);
+    for (int64_t segment = 0; p.masked && segment < layout->num_segments; segment++)
+        count_masked(&p, segment, classes);
     starts_of(classes);
+    bool alike = !p.masked && p.fixed.heads >= config->shape.num_kv_heads;
     for (int64_t segment = 0; segment < layout->num_segments; segment++)
-        cut_segment(&p, segment, classes, plan->items);
+        if (alike)
+            cut_alike(&p, segment, classes, plan->items);
+        else
+            cut_segment(&p, segment, classes, plan->items);
     copy_offsets(plan->q_offsets, layout->q_offsets, layout->num_segments,
                  config->max_num_segments);
     if (!one_side)

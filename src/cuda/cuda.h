@@ -166,8 +166,6 @@ mstar_status mst_cuda_query_kernel(const mstar_device *device, int32_t index,
 void mst_cuda_attn_kernel(const mstar_device *device, const mst_attn_shape *shape,
                           const char **symbol, const char **reason);
 size_t mst_cuda_attn_scratch_bytes(const mstar_device *device, const mst_attn_shape *shape);
-mst_attn_tile mst_cuda_attn_tile(const mstar_device *device, const mst_attn_shape *shape,
-                                 int64_t lq, int64_t lk);
 mst_attn_tile mst_cuda_attn_worst_tile(const mstar_device *device, const mst_attn_shape *shape);
 mstar_status mst_cuda_attn_image_create(mstar_device *device, const mst_attn_shape *shape,
                                         int64_t max_segments, int64_t max_tokens, void **image);

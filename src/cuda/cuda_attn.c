@@ -99,19 +99,12 @@ size_t mst_cuda_attn_scratch_bytes(const mstar_device *device, const mst_attn_sh
     return slot * (MAX_SLOTS + blocks);
 }
 
-mst_attn_tile mst_cuda_attn_tile(const mstar_device *device, const mst_attn_shape *shape,
-                                 int64_t lq, int64_t lk)
-{
-    (void)device;
-    (void)lq;
-    (void)lk;
-    return (mst_attn_tile){(int32_t)mst_max_i64(ITEM_ROWS / group_of(shape), 1),
-                           shape->num_kv_heads};
-}
-
+/* Of any segment. */
 mst_attn_tile mst_cuda_attn_worst_tile(const mstar_device *device, const mst_attn_shape *shape)
 {
-    return mst_cuda_attn_tile(device, shape, INT32_MAX, INT32_MAX);
+    (void)device;
+    return (mst_attn_tile){(int32_t)mst_max_i64(ITEM_ROWS / group_of(shape), 1),
+                           shape->num_kv_heads};
 }
 
 /* The most items that a layout can give: its tiles, and what splitting may add. */
@@ -243,6 +236,8 @@ mstar_status mst_cuda_attn_image_begin(mstar_stream *stream, mstar_device *devic
 typedef struct image_writer {
     const mst_attn_call *plan;
     const mst_attn_shape *shape;
+    int32_t group;
+    bool splits;
     int64_t rows; /* of a tile */
     int32_t tile_head_dim;
     int64_t num_slots, max_slots; /* parts of tiles; each has a partial result for every kv head */
@@ -250,18 +245,14 @@ typedef struct image_writer {
     int64_t num_items;
 } image_writer;
 
-/* Parts of a tile as items of their own, or one item that does them in turn. */
-static void write_tile(image_writer *w, mst_cuda_attn_item item, int64_t part)
+/* The latest item, which has more keys than a part: its parts as items of their own, or one item
+ * that does them in turn. */
+static void write_parts(image_writer *w, int64_t part)
 {
-    item.part_keys = (int32_t)part;
-    item.num_splits = 1;
-    item.slot = -1;
-    if (item.key_end <= part) { /* most: no division */
-        w->items[w->num_items++] = item;
-        return;
-    }
-    int64_t first = item.key_begin / part;
-    int64_t num_parts = item.key_end > item.key_begin ? (item.key_end - 1) / part + 1 - first : 1;
+    mst_cuda_attn_item item = w->items[--w->num_items];
+    int32_t begin = item.key_begin, end = item.key_end;
+    int64_t first = begin / part;
+    int64_t num_parts = end > begin ? (end - 1) / part + 1 - first : 1;
     item.num_splits = (int32_t)num_parts;
     if (num_parts == 1 || w->num_slots + num_parts > w->max_slots) {
         w->items[w->num_items++] = item;
@@ -269,7 +260,6 @@ static void write_tile(image_writer *w, mst_cuda_attn_item item, int64_t part)
     }
     item.slot = (int32_t)w->num_slots;
     w->num_slots += num_parts;
-    int32_t begin = item.key_begin, end = item.key_end;
     for (int64_t i = 0; i < num_parts; i++) {
         item.split = (int32_t)i;
         item.key_begin = (int32_t)mst_max_i64(begin, (first + i) * part);
@@ -278,31 +268,41 @@ static void write_tile(image_writer *w, mst_cuda_attn_item item, int64_t part)
     }
 }
 
+/* Written where it stays, field by field: a copy of a struct just made waits for its stores. */
 static void write_item(image_writer *w, const mst_attn_item *from)
 {
     const mst_attn_call *plan = w->plan;
-    const mst_attn_shape *shape = w->shape;
-    int32_t group = group_of(shape);
-    mst_cuda_attn_item item = {.q_first = plan->q_offsets[from->segment],
-                               .kv_first = plan->kv_offsets[from->segment],
-                               .key_begin = from->kv_begin,
-                               .key_end = from->kv_end};
-    item.lq = plan->q_offsets[from->segment + 1] - item.q_first;
-    item.lk = plan->kv_offsets[from->segment + 1] - item.kv_first;
-    int64_t part = w->shape->reference || shape->dtype == MSTAR_DTYPE_F32
-                       ? 0
-                       : mst_cuda_attn_part_keys(w->tile_head_dim, (int64_t)item.lq * group,
-                                                 shape->num_kv_heads, item.lk);
+    int32_t group = w->group;
+    int32_t q_first = plan->q_offsets[from->segment];
+    int32_t kv_first = plan->kv_offsets[from->segment];
+    int32_t lq = plan->q_offsets[from->segment + 1] - q_first;
+    int32_t lk = plan->kv_offsets[from->segment + 1] - kv_first;
+    int64_t part = w->splits ? mst_cuda_attn_part_keys(w->tile_head_dim, (int64_t)lq * group,
+                                                       w->shape->num_kv_heads, lk)
+                             : 0;
+    int32_t part_keys = part > 0 ? (int32_t)part : INT32_MAX;
     int32_t end = (from->q_begin + from->q_rows) * group;
     for (int64_t row = (int64_t)from->q_begin * group; row < end; row += w->rows) {
-        item.row_begin = (int32_t)row;
-        item.row_end = (int32_t)mst_min_i64(end, row + w->rows);
+        int32_t row_end = (int32_t)mst_min_i64(end, row + w->rows);
+        int32_t key_end = from->kv_end;
         if (plan->causal) { /* a low tile sees less than the item it is cut from */
-            int64_t last = (int64_t)item.lk - item.lq + (item.row_end - 1) / group;
-            item.key_end =
-                (int32_t)mst_max_i64(item.key_begin, mst_min_i64(from->kv_end, last + 1));
+            int64_t last = (int64_t)lk - lq + (row_end - 1) / group;
+            key_end = (int32_t)mst_max_i64(from->kv_begin, mst_min_i64(key_end, last + 1));
         }
-        write_tile(w, item, part > 0 ? part : INT32_MAX);
+        w->items[w->num_items++] = (mst_cuda_attn_item){.q_first = q_first,
+                                                        .kv_first = kv_first,
+                                                        .lq = lq,
+                                                        .lk = lk,
+                                                        .row_begin = (int32_t)row,
+                                                        .row_end = row_end,
+                                                        .key_begin = from->kv_begin,
+                                                        .key_end = key_end,
+                                                        .split = 0,
+                                                        .num_splits = 1,
+                                                        .slot = -1,
+                                                        .part_keys = part_keys};
+        if (key_end > part_keys)
+            write_parts(w, part_keys);
     }
 }
 
@@ -333,6 +333,8 @@ mstar_status mst_cuda_attn_image_end(mstar_stream *stream, mstar_device *device,
         mst_cuda_attn_header *header = own->stage->memory;
         image_writer w = {.plan = plan,
                           .shape = &own->shape,
+                          .group = group_of(&own->shape),
+                          .splits = !is_plain(&own->shape),
                           .rows = own->kernel->rows,
                           .tile_head_dim = mst_cuda_attn_tile_head_dim(own->shape.head_dim),
                           .max_slots = MAX_SLOTS * 64 / own->kernel->rows / own->shape.num_kv_heads,

@@ -435,7 +435,6 @@ const mst_backend *mst_cuda_backend(void)
         .graph_query = mst_cuda_graph_query,
         .attn_kernel = mst_cuda_attn_kernel,
         .attn_scratch_bytes = mst_cuda_attn_scratch_bytes,
-        .attn_tile = mst_cuda_attn_tile,
         .attn_worst_tile = mst_cuda_attn_worst_tile,
         .attn_image_create = mst_cuda_attn_image_create,
         .attn_image_destroy = mst_cuda_attn_image_destroy,

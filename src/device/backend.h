@@ -224,7 +224,7 @@ struct mst_backend {
                         const char **symbol, const char **reason);
     /* Scratch of one run, whatever the layout. */
     size_t (*attn_scratch_bytes)(const mstar_device *device, const mst_attn_shape *shape);
-    /* Pure: tile of a segment of lq rows and lk keys. */
+    /* Pure: tile of a segment of lq rows and lk keys. NULL: attn_worst_tile for every segment. */
     mst_attn_tile (*attn_tile)(const mstar_device *device, const mst_attn_shape *shape, int64_t lq,
                                int64_t lk);
     /* Pure: what attn_tile amounts to at worst. No segment of lq rows is cut into more than

@@ -102,6 +102,13 @@ __device__ __forceinline__ void load4_transposed(uint32_t (&r)[4], uint32_t addr
                  : "memory");
 }
 
+/* A step along memory, which the compiler must not turn back into products. */
+__device__ __forceinline__ const char *further(const char *from, int64_t bytes)
+{
+    asm volatile("add.s64 %0, %0, %1;" : "+l"(from) : "l"(bytes));
+    return from;
+}
+
 /* 16 bytes to shared memory without waiting. */
 __device__ __forceinline__ void copy16(uint32_t to, const void *from)
 {

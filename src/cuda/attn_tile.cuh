@@ -111,7 +111,12 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
     unsigned huge; /* rows with huge exponents, found so far: bit 2 i + h */
     unsigned wide; /* such rows of the pass before: what the slow pass goes by */
 
-    uint32_t q_smem, k_smem, v_smem;
+    uint32_t q_smem;
+    __device__ __forceinline__ uint32_t k_smem() const { return q_smem + ROWS * PITCH; }
+    __device__ __forceinline__ uint32_t v_smem() const
+    {
+        return k_smem() + STAGES * BLOCK_BYTES;
+    }
 
     /* A field of the item in hand, by its place in mst_cuda_attn_item. */
     enum {
@@ -150,12 +155,40 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
     static_assert(BN % PASS_ROWS == 0 && ROWS % PASS_ROWS == 0,
                   "tiles are a whole number of passes");
 
-    /* Whether a lane has a chunk to copy in a step. The last chunk of a row is padding where the
-       head dim is 8 short of DT: zeroed once, and left alone by the copies. */
-    __device__ __forceinline__ static bool copies_chunk(const mst_cuda_attn_args &a, int lane_chunk,
-                                                        int step)
+    /*
+     * The last chunk of a row is padding where the head dim is 8 short of DT. A lane of one chunk a
+     * row writes zeros there with every copy: a test of each row costs nothing, a branch does. Lanes
+     * of several leave it alone; it is zeroed once.
+     */
+    static constexpr bool ONE = STEPS == 1;
+
+    __device__ __forceinline__ static bool holds_chunk(const mst_cuda_attn_args &a, int lane_chunk,
+                                                       int step)
     {
         return (step + 1) * LANES < CHUNKS || lane_chunk + step * LANES < (a.head_dim + 7) / 8;
+    }
+
+    /* A lane's chunks of one row, or zeros in its place. */
+    __device__ __forceinline__ static void copy_row(const mst_cuda_attn_args &a, uint32_t to,
+                                                    const char *from, int lane_chunk, bool wanted)
+    {
+        if (ONE) {
+            copy16_or_zero(to, from, wanted && holds_chunk(a, lane_chunk, 0));
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < STEPS; i++)
+            if (holds_chunk(a, lane_chunk, i))
+                copy16_or_zero(to + i * LANES * 16, from + i * LANES * 16, wanted);
+    }
+
+    __device__ __forceinline__ void clear_padding(const mst_cuda_attn_args &a)
+    {
+        if (ONE || a.head_dim > DT - 8)
+            return;
+        for (int row = threadIdx.x; row < ROWS + 2 * STAGES * BN; row += THREADS)
+            shared_put4(q_smem + row * PITCH + (CHUNKS - 1) * 16, 0);
+        __syncthreads();
     }
 
     /* The same by elements, for rows that do not lie on 16 bytes: at once, zeros past the head dim.
@@ -174,15 +207,6 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
                 shared_put(to + chunk * 16 + i * 4, word);
             }
         }
-    }
-
-    __device__ __forceinline__ void clear_padding(const mst_cuda_attn_args &a)
-    {
-        if (a.head_dim > DT - 8)
-            return;
-        for (int row = threadIdx.x; row < ROWS + 2 * STAGES * BN; row += THREADS)
-            shared_put4(q_smem + row * PITCH + (CHUNKS - 1) * 16, 0);
-        __syncthreads();
     }
 
     template <bool SLOW>
@@ -215,14 +239,21 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
                               a.head_dim);
                 continue;
             }
-            if (!wanted)
-                from = base;
-#pragma unroll
-            for (int i = 0; i < STEPS; i++)
-                if (copies_chunk(a, lane_chunk, i))
-                    copy16_or_zero(to + pass * PASS_ROWS * PITCH + i * LANES * 16,
-                                   from + i * LANES * 16, wanted);
+            copy_row(a, to + pass * PASS_ROWS * PITCH, from, lane_chunk, wanted);
         }
+    }
+
+    /* A negative scale is a positive one of -q. Where lanes copy several chunks scores are negated
+       instead: a tenth faster there on an H200, and slower elsewhere. */
+    __device__ __forceinline__ void negate_rows()
+    {
+        copies_wait<0>();
+        __syncthreads();
+        for (int at = threadIdx.x; at < ROWS * CHUNKS * 4; at += THREADS) {
+            uint32_t place = q_smem + at / (CHUNKS * 4) * PITCH + at % (CHUNKS * 4) * 4;
+            shared_put(place, shared_get(place) ^ 0x80008000u);
+        }
+        __syncthreads();
     }
 
     /* Sets where copies of k and v begin: the first key of a block. */
@@ -244,48 +275,42 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
     {
         int64_t pass_bytes = row_stride * (2 * PASS_ROWS);
         int lane_chunk = threadIdx.x % LANES;
+        int left = lk - (int)(block * BN) - (int)(threadIdx.x / LANES);
         to += (STAGES > 1 ? (block % STAGES) * BLOCK_BYTES : 0) + (threadIdx.x / LANES) * PITCH +
               lane_chunk * 16;
-        if (SLOW && a.elements) {
-            int lane_bytes = lane_chunk * 16;
-            int left = lk - (int)(block * BN) - (int)(threadIdx.x / LANES);
-            for (int pass = 0; pass < BN / PASS_ROWS; pass++, from += pass_bytes)
-                copy_elements(to - lane_bytes + pass * PASS_ROWS * PITCH,
-                              pass * PASS_ROWS < left ? (const uint16_t *)(from - lane_bytes)
-                                                      : nullptr,
-                              a.head_dim);
-        } else if ((int)((block + 1) * BN) <= lk) {
+        if (!SLOW && !ONE && (int)((block + 1) * BN) <= lk) {
 #pragma unroll
             for (int pass = 0; pass < BN / PASS_ROWS; pass++, from += pass_bytes)
 #pragma unroll
                 for (int i = 0; i < STEPS; i++)
-                    if (copies_chunk(a, lane_chunk, i))
+                    if (holds_chunk(a, lane_chunk, i))
                         copy16(to + pass * PASS_ROWS * PITCH + i * LANES * 16,
                                from + i * LANES * 16);
-        } else {
-            int left = lk - (int)(block * BN) - (int)(threadIdx.x / LANES);
+            return;
+        }
 #pragma unroll
-            for (int pass = 0; pass < BN / PASS_ROWS; pass++, from += pass_bytes) {
-                bool wanted = pass * PASS_ROWS < left;
-#pragma unroll
-                for (int i = 0; i < STEPS; i++)
-                    if (copies_chunk(a, lane_chunk, i))
-                        copy16_or_zero(to + pass * PASS_ROWS * PITCH + i * LANES * 16,
-                                       wanted ? from + i * LANES * 16 : (const char *)a.k, wanted);
-            }
+        for (int pass = 0; pass < BN / PASS_ROWS; pass++) {
+            bool wanted = pass * PASS_ROWS < left;
+            if (SLOW && a.elements)
+                copy_elements(to - lane_chunk * 16 + pass * PASS_ROWS * PITCH,
+                              wanted ? (const uint16_t *)(from - lane_chunk * 16) : nullptr,
+                              a.head_dim);
+            else
+                copy_row(a, to + pass * PASS_ROWS * PITCH, from, lane_chunk, wanted);
+            from = ONE ? further(from, pass_bytes) : from + pass_bytes;
         }
     }
 
     template <bool SLOW>
     __device__ __forceinline__ void load_k(const mst_cuda_attn_args &a, unsigned block)
     {
-        load_block<SLOW>(a, k_smem, k_from, a.k_row_stride, block);
+        load_block<SLOW>(a, k_smem(), k_from, a.k_row_stride, block);
         copies_commit();
     }
     template <bool SLOW>
     __device__ __forceinline__ void load_v(const mst_cuda_attn_args &a, unsigned block)
     {
-        load_block<SLOW>(a, v_smem, v_from, a.v_row_stride, block);
+        load_block<SLOW>(a, v_smem(), v_from, a.v_row_stride, block);
         copies_commit();
     }
 
@@ -610,8 +635,8 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         int groups = KT;
         if (EDGE)
             groups = min(KT, (lk - (int)(block * BN) + 15) / 16);
-        uint32_t k_at = k_smem + (STAGES > 1 ? (block % STAGES) * BLOCK_BYTES : 0);
-        uint32_t v_at = v_smem + (STAGES > 1 ? (block % STAGES) * BLOCK_BYTES : 0);
+        uint32_t k_at = k_smem() + (STAGES > 1 ? (block % STAGES) * BLOCK_BYTES : 0);
+        uint32_t v_at = v_smem() + (STAGES > 1 ? (block % STAGES) * BLOCK_BYTES : 0);
         float s[MT][BN / 8][4];
         uint32_t p[MT][KT][4];
 
@@ -630,7 +655,7 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         }
         if (active) {
             scores<EDGE>(s, k_at, groups);
-            if (a.negative) {
+            if (!ONE && a.negative) {
 #pragma unroll
                 for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -679,11 +704,13 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         clear();
         aim(a, kv_head, (int)first);
         /* k first: q's rows take the longest to find */
-        load_block<SLOW>(a, k_smem, k_from, a.k_row_stride, first);
+        load_block<SLOW>(a, k_smem(), k_from, a.k_row_stride, first);
         load_rows<SLOW>(a, row_first(), kv_head * a.group);
         copies_commit();
         if (STAGES > 1)
             load_v<SLOW>(a, first);
+        if (ONE && a.negative)
+            negate_rows();
         if (QREG) {
             if (STAGES > 1)
                 copies_wait<1>();
@@ -820,7 +847,7 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
             uint32_t from = own + row * PITCH + lane_chunk * 16;
 #pragma unroll
             for (int i = 0; i < STEPS; i++)
-                if (copies_chunk(a, lane_chunk, i))
+                if (holds_chunk(a, lane_chunk, i))
                     store16(a, to + i * LANES * 16, from + i * LANES * 16,
                             (lane_chunk + i * LANES) * 8);
         }
@@ -978,8 +1005,6 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
     __device__ __forceinline__ void run(const mst_cuda_attn_args &a, char *smem)
     {
         q_smem = (uint32_t)__cvta_generic_to_shared(smem);
-        k_smem = q_smem + ROWS * PITCH;
-        v_smem = k_smem + STAGES * BLOCK_BYTES;
         unsigned per_item = (unsigned)a.num_kv_heads;
         unsigned work = blockIdx.x;
         /* asked for before the length of the list is here: the grid is never larger than the list's

@@ -8,7 +8,7 @@
  * partial results through memory; both bounds are about a card of some hundred multiprocessors. */
 #define FEW_TILES 128
 #define PART_KEYS_NARROW 1024
-#define PART_KEYS_WIDE 256 /* head dims above 128, whose blocks take longer */
+#define PART_KEYS_WIDE 512 /* head dims above 128, whose blocks take longer */
 
 int32_t mst_cuda_attn_tile_head_dim(int32_t head_dim)
 {

@@ -173,6 +173,10 @@ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 
 void load4(uint32_t (&r)[4], uint32_t address);
 void load4_transposed(uint32_t (&r)[4], uint32_t address);
+static inline const char *further(const char *from, int64_t bytes)
+{
+    return from + bytes;
+}
 void copy16(uint32_t to, const void *from);
 void copy16_or_zero(uint32_t to, const void *from, bool wanted);
 void copies_commit();

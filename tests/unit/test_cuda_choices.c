@@ -11,7 +11,7 @@ static void splits_by_the_segment_alone(void **state)
     /* few rows over many keys; not where there are enough tiles, or too few keys */
     assert_int_equal(mst_cuda_attn_part_keys(64, 126, 32, 8160), 1024);
     assert_int_equal(mst_cuda_attn_part_keys(64, 258, 16, 7998), 1024);
-    assert_int_equal(mst_cuda_attn_part_keys(256, 400, 1, 1018), 256);
+    assert_int_equal(mst_cuda_attn_part_keys(256, 400, 1, 1018), 512);
     assert_int_equal(mst_cuda_attn_part_keys(64, 426, 20, 1500), 0);
     assert_int_equal(mst_cuda_attn_part_keys(128, 16384, 24, 512), 0);
     assert_int_equal(mst_cuda_attn_part_keys(128, 64, 32, 1024), 0);

@@ -18,10 +18,6 @@
 #define MST_ROW_KERNEL(name, threads)                     \
     extern "C" __global__ void __launch_bounds__(threads) \
         name(const __grid_constant__ mst_cuda_row_args args)
-/* With at most 64 registers a thread, so that enough rows are on their way at once. */
-#define MST_NORM_KERNEL(name)                                          \
-    extern "C" __global__ void __launch_bounds__(MST_CUDA_MAX_TEAM, 2) \
-        name(const __grid_constant__ mst_cuda_row_args args)
 
 #define MST_UNROLL _Pragma("unroll")
 
@@ -324,6 +320,7 @@ MST_DEVICE void norm_few(const row_args *a, const bool rms, int64_t row, float *
     get_groups(a, &a->x, row, all);
     if (a->residual.data != 0)
         get_groups(a, &a->residual, row, more);
+    get_vector(a, a->weight, weight);
     MST_UNROLL
     for (int c = 0; c < FEW; c++) {
         for (int j = 0; j < 4 && a->residual.data != 0; j++)
@@ -331,7 +328,6 @@ MST_DEVICE void norm_few(const row_args *a, const bool rms, int64_t row, float *
         if (first + c * step < width)
             sum = sum + ((all[c][0] + all[c][1]) + (all[c][2] + all[c][3]));
     }
-    get_vector(a, a->weight, weight);
     get_vector(a, rms ? 0 : a->bias, more);
     if (!rms)
         mean = team_sum(a, sum, parts) / (float)width;
@@ -366,13 +362,13 @@ MST_DEVICE void norm(const row_args *a, const bool rms, float *parts)
         norm_row(a, rms, false, row, parts);
 }
 
-MST_NORM_KERNEL(mst_layer_norm_sm80)
+MST_ROW_KERNEL(mst_layer_norm_sm80, MST_CUDA_MAX_TEAM)
 {
     __shared__ float parts[2 * MST_CUDA_MAX_TEAM / 32];
     norm(&args, false, parts);
 }
 
-MST_NORM_KERNEL(mst_rms_norm_sm80)
+MST_ROW_KERNEL(mst_rms_norm_sm80, MST_CUDA_MAX_TEAM)
 {
     __shared__ float parts[2 * MST_CUDA_MAX_TEAM / 32];
     norm(&args, true, parts);

@@ -66,7 +66,6 @@ void simt_barrier(void);
 #define MST_DEVICE static inline
 #define MST_UNROLL
 #define MST_ROW_KERNEL(name, threads) static void name(const mst_cuda_row_args args)
-#define MST_NORM_KERNEL(name) MST_ROW_KERNEL(name, MST_CUDA_MAX_TEAM)
 
 static inline float bits_to_float(uint32_t bits)
 {

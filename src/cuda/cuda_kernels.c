@@ -167,7 +167,6 @@ static const mstar_kernel_info products[] = {PRODUCT(f32), PRODUCT(bf16), PRODUC
 mstar_status mst_cuda_query_kernel(const mstar_device *device, int32_t index,
                                    mstar_kernel_info *info)
 {
-    (void)device;
     if (index >= NUM_KERNELS + NUM_PRODUCTS)
         return mst_fail(MSTAR_NOT_FOUND, "index is %d; this device has %d kernels", index,
                         NUM_KERNELS + NUM_PRODUCTS);
@@ -183,9 +182,12 @@ mstar_status mst_cuda_query_kernel(const mstar_device *device, int32_t index,
         return MSTAR_OK;
     }
     info->dtype = mstar_dtype_name(kernels[index].dtype);
-    info->reason = kernels[index].module == IMAGE_linear
-                       ? "wgmma, sm_90 alone: what cuBLASLt cannot store in one launch"
-                   : kernels[index].head_dim == 0 ? "f32, or asked for by name"
-                                                  : "mma.sync, sm_80 and newer";
+    if (kernels[index].module == IMAGE_linear)
+        info->reason = mst_cuda_of(device)->major == 9
+                           ? "wgmma: what cuBLASLt cannot store in one launch"
+                           : "not used: wgmma is sm_90's; a row kernel finishes cuBLASLt's result";
+    else
+        info->reason = kernels[index].head_dim == 0 ? "f32, or asked for by name"
+                                                    : "mma.sync, sm_80 and newer";
     return MSTAR_OK;
 }

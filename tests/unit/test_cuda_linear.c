@@ -92,6 +92,22 @@ static void only_algorithms_of_the_same_bits(void **state)
     }
 }
 
+/* What mstar info says of our own product, on a card that has it and on one that has not. */
+static void the_reason_is_told(void **state)
+{
+    (void)state;
+    if (card_is_real())
+        return;
+    for (int major = 8; major <= 9; major++) {
+        mstar_kernel_info info = {.struct_size = sizeof info};
+        int32_t index = mst_cuda_kernel_index(mst_cuda_linear_kernel_of(MSTAR_DTYPE_BF16));
+        mst_cuda_of(device)->major = major;
+        CHECK_OK(mst_cuda_query_kernel(device, index, &info));
+        assert_string_equal(info.symbol, "mst_linear_bf16_sm90");
+        assert_int_equal(strncmp(info.reason, "not used", 8) == 0, major == 8);
+    }
+}
+
 /* Our own kernel says which bits they are, where the device has it; a library that has none of them
  * is done without. */
 static void our_own_bits_come_first(void **state)
@@ -378,6 +394,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(sharing_by_the_tiles),
         cmocka_unit_test_setup_teardown(only_algorithms_of_the_same_bits, set_up, tear_down),
         cmocka_unit_test_setup_teardown(our_own_bits_come_first, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(the_reason_is_told, set_up, tear_down),
         cmocka_unit_test_setup_teardown(refuses_rows_that_depend_on_their_number, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(launches_by_the_operands, set_up, tear_down),

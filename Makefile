@@ -164,7 +164,7 @@ GPU_TESTS := cuda_attention cuda_attention_values cuda_rows cuda_linear cuda_enc
 	encoder_bits encoder_calls encoder_graphs faults_encoder
 GPU_SOAKS ?= attention:10000 graphs:2000
 # Those that compute-sanitizer gets through in a minute or so.
-GPU_TOOL_TESTS := cuda_attention cuda_attention_values cuda_rows cuda_linear cuda_encoder cuda_runner graph_runner region_runner attention_bits attention_poison captured_layouts faults_capture
+GPU_TOOL_TESTS := cuda_attention cuda_attention_values cuda_rows cuda_linear cuda_encoder cuda_runner graph_runner region_runner attention_bits captured_layouts faults_capture encoder_graphs
 # GPU_PYTHON has torch, pytest, numpy and hypothesis. Without torch the last line says NOT RUN (77);
 # anything else that keeps the Python tests from running is a failure.
 GPU_PYTHON ?= python3

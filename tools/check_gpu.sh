@@ -11,7 +11,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 device=${DEVICE:-cuda:0}
 tool_part=${TOOL_PART:-20}
-tool_seconds=${TOOL_SECONDS:-60}
+tool_seconds=${TOOL_SECONDS:-120}
 summary=()
 worst=0
 

@@ -114,11 +114,11 @@ MSTAR_API mstar_status mstar_prefixed_prefill_workspace_query(
     mstar_device *device, const mstar_prefixed_prefill_desc *desc, size_t *workspace_bytes);
 
 /*
- * desc is copied. workspace: device memory of at least workspace_bytes, kept, aligned to 64 bytes,
- * never freed by us; NULL lets the wrapper take its own, whatever workspace_bytes. In graph mode
- * the wrapper is planned once at its ceilings (total tokens spread over max_num_segments segments,
- * the remainder on the first), so run is defined before the first plan; in eager mode run before
- * plan is MSTAR_OUT_OF_ORDER.
+ * desc is copied. workspace: memory of the device, of at least workspace_bytes, kept, aligned to
+ * 64 bytes, never freed by us (a GPU refuses memory that its driver does not know); NULL lets the
+ * wrapper take its own, whatever workspace_bytes. In graph mode the wrapper is planned once at its
+ * ceilings (total tokens spread over max_num_segments segments, the remainder on the first), so run
+ * is defined before the first plan; in eager mode run before plan is MSTAR_OUT_OF_ORDER.
  */
 MSTAR_API mstar_status mstar_ragged_prefill_create(mstar_device *device,
                                                    const mstar_ragged_prefill_desc *desc,

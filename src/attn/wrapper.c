@@ -68,6 +68,11 @@ static mstar_status take_workspace(mst_attn_wrapper *wrapper, void *workspace,
     if ((uintptr_t)workspace % MST_CACHE_LINE != 0)
         return mst_fail(MSTAR_INVALID_ARGUMENT, "workspace is %p; it must be aligned to %d bytes",
                         workspace, MST_CACHE_LINE);
+    if (device->backend->memory_is_own != NULL &&
+        !device->backend->memory_is_own(device, workspace))
+        return mst_fail(MSTAR_INVALID_ARGUMENT,
+                        "workspace is %p, which is no memory of the wrapper's device, %s:%d",
+                        workspace, device->backend->name, device->index);
     wrapper->workspace = workspace;
     return MSTAR_OK;
 }

@@ -223,6 +223,17 @@ static bool is_known(const mst_cuda *cuda, const void *memory)
            type != 0;
 }
 
+/* Pinned memory of the host, which kernels reach as well, is taken too. */
+static bool memory_is_own(const mstar_device *device, const void *memory)
+{
+    const mst_cuda *cuda = mst_cuda_of(device);
+    if (mst_cuda_enter(cuda) != MSTAR_OK)
+        return false;
+    bool known = is_known(cuda, memory);
+    mst_cuda_leave(cuda);
+    return known;
+}
+
 static mstar_status copy(mst_cuda *cuda, void *stream, void *to, const void *from, size_t bytes)
 {
     bool from_known = is_known(cuda, from);
@@ -412,6 +423,7 @@ const mst_backend *mst_cuda_backend(void)
         .query_kernel = mst_cuda_query_kernel,
         .memory_alloc = cuda_memory_alloc,
         .memory_free = cuda_memory_free,
+        .memory_is_own = memory_is_own,
         .copy = cuda_copy,
         .clear = cuda_clear,
         .stream_open = stream_open,

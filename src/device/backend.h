@@ -182,6 +182,8 @@ struct mst_backend {
     mstar_status (*memory_alloc)(mstar_device *device, size_t bytes,
                                  void **memory); /* zeroed, 256-aligned */
     void (*memory_free)(mstar_device *device, void *memory);
+    /* Whether the address is memory of this device. NULL where any address of the host's is. */
+    bool (*memory_is_own)(const mstar_device *device, const void *memory);
     mstar_status (*copy)(mstar_stream *stream, void *destination, const void *source, size_t bytes);
     /* Zeroes device memory in stream order; not recorded. NULL where memory is the host's. */
     mstar_status (*clear)(mstar_stream *stream, void *memory, size_t bytes);

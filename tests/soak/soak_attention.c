@@ -266,7 +266,8 @@ int main(int argc, char **argv)
     for (int i = 0; i < NUM_SHAPES; i++)
         make_shape(&random, &isas, i, &shapes[i]);
     /* a plan's buffers grow with the largest layout met */
-    soak_memory_start(&memory, layouts, 1 << 20, 0);
+    /* and so does a GPU's ring of stages */
+    soak_memory_start(&memory, layouts, 1 << 20, level_is_card() ? 64 : 0);
     memory.library_only = level_is_card(); /* a driver keeps memory of its own */
     for (int64_t i = 0; i < layouts; i++) {
         shape *s = &shapes[i % NUM_SHAPES];

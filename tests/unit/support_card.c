@@ -179,6 +179,45 @@ void level_fill(mstar_stream *stream, void *memory, int byte, size_t bytes)
     free(pattern);
 }
 
+void *level_take(mstar_device *device, size_t bytes)
+{
+    void *memory = NULL;
+    if (mst_device_is_host(device))
+        assert_int_equal(posix_memalign(&memory, 64, bytes), 0);
+    else
+        CHECK_OK(device->backend->memory_alloc(device, bytes, &memory));
+    return memory;
+}
+
+void level_give(mstar_device *device, void *memory)
+{
+    if (mst_device_is_host(device))
+        free(memory);
+    else
+        device->backend->memory_free(device, memory);
+}
+
+void level_set(mstar_device *device, void *memory, int byte, size_t bytes)
+{
+    if (mst_device_is_host(device))
+        memset(memory, byte, bytes);
+    else
+        level_fill(card_stream(device, NULL), memory, byte, bytes);
+}
+
+void level_expect(mstar_device *device, const void *memory, int byte, size_t bytes)
+{
+    unsigned char *read = malloc(bytes);
+    assert_non_null(read);
+    if (mst_device_is_host(device))
+        memcpy(read, memory, bytes);
+    else
+        level_read(card_stream(device, NULL), read, memory, bytes);
+    for (size_t i = 0; i < bytes; i++)
+        assert_int_equal(read[i], byte);
+    free(read);
+}
+
 /* ---- operations ------------------------------------------------------------------------------ */
 
 mstar_status card_layer_norm(mstar_stream *stream, const mstar_tensor *x,

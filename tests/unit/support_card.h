@@ -41,6 +41,13 @@ void level_read(mstar_stream *stream, void *to, const void *from, size_t bytes);
 void level_write(mstar_stream *stream, void *to, const void *from, size_t bytes);
 void level_fill(mstar_stream *stream, void *memory, int byte, size_t bytes);
 
+/* Memory of the device, aligned to 64 bytes, as a caller of wrappers would have it. */
+void *level_take(mstar_device *device, size_t bytes);
+void level_give(mstar_device *device, void *memory);
+void level_set(mstar_device *device, void *memory, int byte, size_t bytes);
+/* Fails the test unless every byte is this one. */
+void level_expect(mstar_device *device, const void *memory, int byte, size_t bytes);
+
 mstar_status card_layer_norm(mstar_stream *stream, const mstar_tensor *x,
                              const mstar_tensor *residual, const mstar_tensor *weight,
                              const mstar_tensor *bias, double eps, const mstar_tensor *out);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support_card.h"
 #include "support_faults.h"
 
 /* ---- K05: poison outside --------------------------------------------------------------------- */
@@ -313,9 +314,8 @@ static void rubbish_in_the_workspace(void **state)
         desc.max_total_tokens = 2;
         desc.max_total_kv_tokens = 2 * 8192;
         attn_must(attn_workspace_query(fault_isas.device[isa], ATTN_PREFIXED, &desc, &bytes));
-        unsigned char *workspace = aligned_alloc(64, bytes);
-        assert_non_null(workspace);
-        memset(workspace, 0xFF, bytes);
+        unsigned char *workspace = level_take(fault_isas.device[isa], bytes);
+        level_set(fault_isas.device[isa], workspace, 0xFF, bytes);
         attn_must(
             attn_create(fault_isas.device[isa], ATTN_PREFIXED, &desc, workspace, bytes, &wrapper));
         for (int step = 0; step < 3; step++) { /* 2 keys, 8192, 2 again */
@@ -328,14 +328,14 @@ static void rubbish_in_the_workspace(void **state)
             attn_data_make(&now, &direct);
             attn_data_make(&now, &graph);
             attn_problem_run(&now, fault_isas.device[isa], NULL, &direct);
-            memset(workspace, 0xFF, bytes);
+            level_set(fault_isas.device[isa], workspace, 0xFF, bytes);
             fault_plan_run(&wrapper, &now, &graph);
             fault_same(&now, &direct, 0, &graph, 0, 2);
             attn_data_free(&direct);
             attn_data_free(&graph);
         }
         attn_destroy(&wrapper);
-        free(workspace);
+        level_give(fault_isas.device[isa], workspace);
     }
     fault_match(c, &problem, NULL);
 }

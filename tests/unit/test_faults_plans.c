@@ -7,7 +7,9 @@
 #include <string.h>
 
 #include "attn/attn.h"
+#include "support_card.h"
 #include "support_faults.h"
+#include "support_mock_cuda.h"
 
 /* A wrapper in eager mode for "hq", "hkv" and "d_qk", f32. */
 static attn_wrapper make_wrapper(fault_case *c, attn_kind kind)
@@ -409,6 +411,15 @@ static mstar_status counted_copy(mstar_stream *stream, void *destination, const 
     return MSTAR_OK;
 }
 
+/* That the mock of a driver has met; none where there is no mock. */
+static int64_t driver_waits(void)
+{
+    if (!level_is_card() || card_is_real())
+        return 0;
+    const mock_cuda *mock = mock_cuda_now();
+    return mock->calls[MOCK_stream_synchronize] + mock->calls[MOCK_event_synchronize];
+}
+
 /* The device's own table with a count in all calls that wait or read back. */
 static void plans_never_wait(void **state)
 {
@@ -441,10 +452,14 @@ static void plans_never_wait(void **state)
             waits = 0;
             attn_must(mstar_stream_synchronize(stream)); /* the count counts */
             assert_int_equal(waits, 1);
+            attn_must(attn_plan(&wrapper, NULL, problem.q_offsets, 2, problem.kv_offsets, 2,
+                                0)); /* memory is taken by the first */
+            int64_t before = driver_waits();
             for (int i = 0; i < 10; i++)
                 attn_must(attn_plan(&wrapper, i % 2 ? stream : NULL, problem.q_offsets, 2,
                                     problem.kv_offsets, 2, 0));
             assert_int_equal(waits, 1);
+            assert_int_equal(driver_waits(), before);
             device->backend = former;
             mstar_stream_destroy(stream);
             attn_destroy(&wrapper);

@@ -46,6 +46,7 @@ static void read_bound(const json_t *bound, mstar_ragged_prefill_desc *desc)
 
 /* A workspace of the exact size between canaries. */
 typedef struct bounded {
+    mstar_device *device;
     unsigned char *block;
     size_t bytes;
     attn_wrapper wrapper;
@@ -55,13 +56,13 @@ typedef struct bounded {
 static bounded make_bounded(mstar_device *device, attn_kind kind,
                             const mstar_ragged_prefill_desc *desc)
 {
-    bounded made;
+    bounded made = {.device = device};
     char given[64];
     char needed[64];
     attn_must(attn_workspace_query(device, kind, desc, &made.bytes));
     assert_true(made.bytes > 0);
-    assert_int_equal(posix_memalign((void **)&made.block, 64, made.bytes + 2 * (size_t)CANARY), 0);
-    memset(made.block, 0xC3, made.bytes + 2 * (size_t)CANARY);
+    made.block = level_take(device, made.bytes + 2 * (size_t)CANARY);
+    level_set(device, made.block, 0xC3, made.bytes + 2 * (size_t)CANARY);
     snprintf(given, sizeof given, "workspace_bytes is %zu", made.bytes - 1);
     snprintf(needed, sizeof needed, "needs %zu", made.bytes);
     attn_refused(
@@ -73,16 +74,14 @@ static bounded make_bounded(mstar_device *device, attn_kind kind,
 
 static void check_canaries(const bounded *b)
 {
-    for (size_t i = 0; i < CANARY; i++) {
-        assert_int_equal(b->block[i], 0xC3);
-        assert_int_equal(b->block[CANARY + b->bytes + i], 0xC3);
-    }
+    level_expect(b->device, b->block, 0xC3, CANARY);
+    level_expect(b->device, b->block + CANARY + b->bytes, 0xC3, CANARY);
 }
 
 static void free_bounded(bounded *b)
 {
     attn_destroy(&b->wrapper);
-    free(b->block);
+    level_give(b->device, b->block);
 }
 
 static mstar_ragged_prefill_info info_of(const attn_wrapper *wrapper)
@@ -267,19 +266,18 @@ static void rubbish_between_calls(void **state)
                 attn_workspace_query(fault_isas.device[isa], users[i].problem.kind, &desc, &bytes));
             most = bytes > most ? bytes : most;
         }
-        unsigned char *workspace = aligned_alloc(64, most);
-        assert_non_null(workspace);
+        unsigned char *workspace = level_take(fault_isas.device[isa], most);
         for (int i = 0; i < 2; i++)
             make_user(&users[i], fault_isas.device[isa], workspace, most, 0);
         for (size_t i = 0; i < 3; i++) {
             bool decode = strstr(json_string_value(json_array_get(calls, i)), "decode") != NULL;
             assert_int_equal(decode, i == 1);
-            memset(workspace, 0xFF, most);
+            level_set(fault_isas.device[isa], workspace, 0xFF, most);
             run_user(&users[decode]);
         }
         for (int i = 0; i < 2; i++)
             free_user(&users[i]);
-        free(workspace);
+        level_give(fault_isas.device[isa], workspace);
     }
 }
 
@@ -295,8 +293,8 @@ static void buckets_share_a_workspace(void **state)
     mstar_memory_info after = {.struct_size = sizeof after};
     read_bound(fault_get(c, "bound"), &desc);
     attn_must(attn_workspace_query(fault_best(), ATTN_PREFIXED, &desc, &bytes));
-    void *workspace = aligned_alloc(64, bytes);
-    assert_true(workspace != NULL && plans <= 64);
+    void *workspace = level_take(fault_best(), bytes);
+    assert_true(plans <= 64);
     attn_must(mstar_memory_query(&before));
     for (int64_t i = 0; i < plans; i++) {
         attn_must(attn_create(fault_best(), ATTN_PREFIXED, &desc, workspace, bytes, &wrappers[i]));
@@ -306,7 +304,7 @@ static void buckets_share_a_workspace(void **state)
     assert_true(after.live_bytes - before.live_bytes < (uint64_t)plans << 20);
     for (int64_t i = 0; i < plans; i++)
         attn_destroy(&wrappers[i]);
-    free(workspace);
+    level_give(fault_best(), workspace);
 }
 
 /* Layers of two head dims in every bucket, all on one workspace, run in any order. 512 is refused
@@ -347,15 +345,14 @@ static void layers_share_a_workspace(void **state)
             attn_must(attn_workspace_query(fault_isas.device[isa], ATTN_PREFIXED, &desc, &bytes));
             most = bytes > most ? bytes : most;
         }
-        void *workspace = aligned_alloc(64, most);
-        assert_non_null(workspace);
+        void *workspace = level_take(fault_isas.device[isa], most);
         for (int64_t i = 0; i < 2 * count; i++)
             make_user(&users[i], fault_isas.device[isa], workspace, most, buckets[i / 2]);
         for (int i = 0; i < 40; i++)
             run_user(&users[check_integer(&rng, 0, 2 * count - 1)]);
         for (int64_t i = 0; i < 2 * count; i++)
             free_user(&users[i]);
-        free(workspace);
+        level_give(fault_isas.device[isa], workspace);
     }
 }
 

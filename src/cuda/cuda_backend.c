@@ -10,7 +10,7 @@
 
 #include "cuda/cuda_linear.h"
 
-/* Copies of pageable memory up to this size go through the staging ring and do not wait. */
+/* Copies of host memory up to this size go through the staging ring and do not wait. */
 #define STAGED_COPY_BYTES ((size_t)1 << 20)
 
 mstar_status mst_cuda_enter(const mst_cuda *cuda)
@@ -210,17 +210,18 @@ static void cuda_memory_free(mstar_device *device, void *memory)
     mst_cuda_leave(cuda);
 }
 
-/* Memory that the driver knows: the device's, or pinned. Anything else is the host's, pageable. Of
- * it the plural form says 0 where the singular one fails, and what watches a program for failed
+/* What memory is to the driver: the device's, or the host's and pinned; 0: the host's, pageable. Of
+ * that the plural form says 0 where the singular one fails, and what watches a program for failed
  * calls would report each copy. */
-static bool is_known(const mst_cuda *cuda, const void *memory)
+static unsigned memory_type(const mst_cuda *cuda, const void *memory)
 {
     unsigned type = 0;
     int attribute = MST_CUDA_POINTER_MEMORY_TYPE;
     void *value = &type;
     return cuda->driver->pointer_attributes(1, &attribute, &value, mst_cuda_address(memory)) ==
-               MST_CUDA_SUCCESS &&
-           type != 0;
+                   MST_CUDA_SUCCESS
+               ? type
+               : 0;
 }
 
 /* Pinned memory of the host, which kernels reach as well, is taken too. */
@@ -229,26 +230,33 @@ static bool memory_is_own(const mstar_device *device, const void *memory)
     const mst_cuda *cuda = mst_cuda_of(device);
     if (mst_cuda_enter(cuda) != MSTAR_OK)
         return false;
-    bool known = is_known(cuda, memory);
+    bool known = memory_type(cuda, memory) != 0;
     mst_cuda_leave(cuda);
     return known;
 }
 
+/* Host memory has been read when this returns, pinned memory too, which the driver would read when
+ * the stream comes to it. */
 static mstar_status copy(mst_cuda *cuda, void *stream, void *to, const void *from, size_t bytes)
 {
-    bool from_known = is_known(cuda, from);
-    if (!from_known || !is_known(cuda, to))
-        MST_TRY(mst_cuda_check_not_capturing(cuda, stream, "a copy of pageable host memory"));
-    if (!from_known && bytes <= STAGED_COPY_BYTES) {
+    unsigned from_type = memory_type(cuda, from);
+    bool from_host = from_type == 0 || from_type == MST_CUDA_MEMORY_HOST;
+    if (from_host || memory_type(cuda, to) == 0)
+        MST_TRY(mst_cuda_check_not_capturing(cuda, stream, "a copy of host memory"));
+    if (from_host && bytes <= STAGED_COPY_BYTES) {
         mst_cuda_stage *stage;
         MST_TRY(mst_cuda_stage_take(cuda, stream, bytes, &stage));
         memcpy(stage->memory, from, bytes);
         return mst_cuda_stage_send(cuda, stream, stage, to, bytes);
     }
-    return mst_cuda_check(
+    MST_TRY(mst_cuda_check(
         cuda->driver,
         cuda->driver->copy(mst_cuda_address(to), mst_cuda_address(from), bytes, stream),
-        "copying memory");
+        "copying memory"));
+    if (from_type != MST_CUDA_MEMORY_HOST)
+        return MSTAR_OK;
+    return mst_cuda_check(cuda->driver, cuda->driver->stream_synchronize(stream),
+                          "waiting for a copy of pinned host memory");
 }
 
 static mstar_status cuda_copy(mstar_stream *stream, void *destination, const void *source,

@@ -84,7 +84,7 @@ mstar_status mst_send_gathered(mstar_stream *stream, const mstar_tensor *from,
     MST_TRY(mst_alloc(bytes, "an input on its way to the device", &packed));
     gathered.data = packed;
     mst_copy_elements(from, &gathered, bytes / mstar_dtype_bytes(from->dtype));
-    /* of pageable memory a copy returns when it has been read */
+    /* of host memory a copy returns when it has been read */
     mstar_status status = stream->device->backend->copy(stream, to->data, packed, bytes);
     mst_free(packed);
     return status;

@@ -166,14 +166,9 @@ static int m_memory_alloc(uint64_t *address, size_t bytes)
         return MST_CUDA_CAPTURE_FIRST;
     if (bytes > (size_t)mock.free_bytes)
         return MST_CUDA_OUT_OF_MEMORY;
-    void *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
-    if (memory == NULL)
-        return MST_CUDA_OUT_OF_MEMORY;
-    memset(memory, 0xff, bytes);
-    *address = (uint64_t)(uintptr_t)memory;
-    track_memory(memory, bytes);
+    *address = (uint64_t)(uintptr_t)track_memory(bytes, MST_CUDA_MEMORY_DEVICE);
     mock.live++;
-    return 0;
+    return *address == 0 ? MST_CUDA_OUT_OF_MEMORY : 0;
 }
 static int m_memory_free(uint64_t address)
 {
@@ -194,13 +189,14 @@ static int m_host_alloc(void **memory, size_t bytes, unsigned flags)
 {
     (void)flags;
     ENTER(host_alloc);
-    *memory = malloc(bytes);
+    *memory = track_memory(bytes, MST_CUDA_MEMORY_HOST);
     mock.live++;
     return *memory == NULL ? MST_CUDA_OUT_OF_MEMORY : 0;
 }
 static int m_host_free(void *memory)
 {
     ENTER(host_free);
+    track_memory_gone(memory);
     return drop(memory);
 }
 typedef struct mock_copy {
@@ -228,7 +224,7 @@ static int m_copy(uint64_t to, uint64_t from, size_t bytes, void *stream)
 /* Device memory is known; of pageable memory nothing is, which is no failure. */
 static int m_pointer_attributes(unsigned count, int *attributes, void **values, uint64_t address)
 {
-    const unsigned type = track_is_memory(pointer(address)) ? MST_CUDA_MEMORY_DEVICE : 0;
+    const unsigned type = track_memory_type(pointer(address));
     ENTER(pointer_attributes);
     for (unsigned i = 0; i < count; i++) {
         if (attributes[i] != MST_CUDA_POINTER_MEMORY_TYPE)

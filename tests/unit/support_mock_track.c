@@ -1,6 +1,7 @@
 /* support_mock_track.c - see support_mock_track.h. */
 #include "support_mock_track.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "support_mock_cuda.h"
@@ -8,6 +9,7 @@
 typedef struct range {
     const char *memory;
     size_t bytes;
+    unsigned type;
 } range;
 typedef struct stream_state {
     const void *handle; /* NULL: free, but for the default stream in place 0 */
@@ -27,12 +29,17 @@ void track_reset(void)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-void track_memory(const void *memory, size_t bytes)
+void *track_memory(size_t bytes, unsigned type)
 {
+    void *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    if (memory == NULL)
+        return NULL;
+    memset(memory, 0xff, bytes);
     if (num_ranges < RANGES)
-        ranges[num_ranges++] = (range){memory, bytes};
+        ranges[num_ranges++] = (range){memory, bytes, type};
     else
-        mock_cuda_fault("more pieces of device memory than the mock keeps");
+        mock_cuda_fault("more pieces of memory than the mock keeps");
+    return memory;
 }
 
 void track_memory_gone(const void *memory)
@@ -45,14 +52,14 @@ void track_memory_gone(const void *memory)
     }
 }
 
-bool track_is_memory(const void *address)
+unsigned track_memory_type(const void *address)
 {
     const char *at = address;
     for (int i = 0; i < num_ranges; i++) {
         if (at >= ranges[i].memory && at < ranges[i].memory + ranges[i].bytes)
-            return true;
+            return ranges[i].type;
     }
-    return false;
+    return 0;
 }
 
 /* ---- order ----------------------------------------------------------------------------------- */

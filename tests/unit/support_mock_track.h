@@ -12,10 +12,12 @@
 /* Forgets everything. */
 void track_reset(void);
 
-void track_memory(const void *memory, size_t bytes);
+/* New memory whose contents are none; NULL without memory. type: the driver's,
+ * MST_CUDA_MEMORY_DEVICE or MST_CUDA_MEMORY_HOST (pinned). */
+void *track_memory(size_t bytes, unsigned type);
 void track_memory_gone(const void *memory);
-/* Whether the address lies in memory that was handed out. */
-bool track_is_memory(const void *address);
+/* The type of the memory that the address lies in; 0: it was not handed out. */
+unsigned track_memory_type(const void *address);
 
 enum { TRACK_STREAMS = 64 };
 /* How far each stream had come. */

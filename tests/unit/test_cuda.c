@@ -117,6 +117,39 @@ static void memory_is_zero_and_copies_stay_inside(void **state)
     mock_cuda_close(device);
 }
 
+/* Pinned memory, which the driver reads later, has been read on return as well: it is staged, or
+ * waited for. */
+static void pinned_memory_has_been_read(void **state)
+{
+    (void)state;
+    mstar_device *device;
+    mstar_stream *stream;
+    mstar_buffer *buffer;
+    void *pinned;
+    const size_t small = (size_t)1 << 20, large = small + 1;
+    CHECK_OK(mock_cuda_open(&device));
+    CHECK_OK(mstar_stream_create(device, -1, &stream));
+    CHECK_OK(mstar_buffer_create(device, large, &buffer));
+    const mst_cuda_driver *driver = mst_cuda_of(device)->driver;
+    assert_int_equal(driver->host_alloc(&pinned, large, 0), 0);
+    memset(pinned, 7, large);
+    mock->events_pending = true;
+    int64_t waits = mock->calls[MOCK_stream_synchronize];
+    int64_t stages = mst_cuda_of(device)->ring.num_stages;
+    CHECK_OK(mstar_buffer_upload(buffer, stream, 0, pinned, small));
+    assert_int_equal(mst_cuda_of(device)->ring.num_stages, stages + 1);
+    assert_int_equal(mock->calls[MOCK_stream_synchronize], waits);
+    CHECK_OK(mstar_buffer_upload(buffer, stream, 0, pinned, large));
+    assert_int_equal(mst_cuda_of(device)->ring.num_stages, stages + 1);
+    assert_int_equal(mock->calls[MOCK_stream_synchronize], waits + 1);
+    assert_memory_equal(mstar_buffer_get_data(buffer), pinned, large);
+    mock->events_pending = false;
+    assert_int_equal(driver->host_free(pinned), 0);
+    mstar_buffer_destroy(buffer);
+    mstar_stream_destroy(stream);
+    mock_cuda_close(device);
+}
+
 /* With copies that never end, every upload takes a stage of its own and none waits; with copies
  * that have ended the first stages serve again. */
 static void ring_grows_and_reuses(void **state)
@@ -306,7 +339,7 @@ static void the_callers_capture(void **state)
     CHECK_OK(mstar_buffer_create(device, 64, &buffer));
     mock->capturing = &native;
     CHECK_FAILED(mstar_buffer_upload(buffer, stream, 0, bytes, 4), MSTAR_OUT_OF_ORDER,
-                 "pageable host memory was called while its stream captures");
+                 "a copy of host memory was called while its stream captures");
     CHECK_FAILED(mstar_buffer_download(buffer, stream, 0, back, 4), MSTAR_OUT_OF_ORDER, "captures");
     CHECK_FAILED(mstar_graph_capture_begin(stream), MSTAR_OUT_OF_ORDER, "MOCK_ERROR_900");
     mock->capturing = NULL;
@@ -363,6 +396,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(says_why_there_is_no_device, set_up, tear_down),
         cmocka_unit_test_setup_teardown(survives_each_failed_call, set_up, tear_down),
         cmocka_unit_test_setup_teardown(memory_is_zero_and_copies_stay_inside, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(pinned_memory_has_been_read, set_up, tear_down),
         cmocka_unit_test_setup_teardown(ring_grows_and_reuses, set_up, tear_down),
         cmocka_unit_test_setup_teardown(full_ring_in_a_capture_is_busy, set_up, tear_down),
         cmocka_unit_test_setup_teardown(wraps_the_callers_stream, set_up, tear_down),

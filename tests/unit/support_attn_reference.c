@@ -369,7 +369,7 @@ bool attn_reference_check(const attn_problem *problem, const attn_data *data,
                        reference->lse[at], reference->lse_bound[at]);
         }
     }
-    if (ordinary && elements >= FEW_ELEMENTS && sqrt(errors) > MOST_OF_ALL * sqrt(squares) &&
+    if (ordinary && elements >= FEW_ELEMENTS && !(sqrt(errors) <= MOST_OF_ALL * sqrt(squares)) &&
         bad++ < 3)
         printf("%s, %s: all elements are %.3g of what they are apart\n", isa,
                attn_problem_text(problem), sqrt(errors / squares));

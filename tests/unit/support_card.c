@@ -57,17 +57,20 @@ mstar_stream *card_stream(mstar_device *device, mstar_stream *stream)
 
 static void drop_default_stream(const mstar_device *device)
 {
+    mstar_stream *dropped = NULL;
     int last = MAX_DEVICES - 1;
+    (void)pthread_mutex_lock(&defaults_lock);
     while (last > 0 && defaults[last].device == NULL)
         last--;
-    for (int at = 0; at <= last; at++) {
+    for (int at = 0; at <= last && dropped == NULL; at++) {
         if (defaults[at].device != device)
             continue;
-        mstar_stream_destroy(defaults[at].stream);
+        dropped = defaults[at].stream;
         defaults[at] = defaults[last];
         defaults[last].device = NULL;
-        return;
     }
+    (void)pthread_mutex_unlock(&defaults_lock);
+    mstar_stream_destroy(dropped);
 }
 
 /* ---- devices --------------------------------------------------------------------------------- */
@@ -207,6 +210,8 @@ void level_set(mstar_device *device, void *memory, int byte, size_t bytes)
 
 void level_expect(mstar_device *device, const void *memory, int byte, size_t bytes)
 {
+    if (bytes == 0)
+        return;
     unsigned char *read = malloc(bytes);
     assert_non_null(read);
     if (mst_device_is_host(device))

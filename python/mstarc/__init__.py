@@ -46,6 +46,8 @@ def zeros(*shape: int, dtype: object = "float32", device: object = "cpu") -> Ten
     """A Tensor of zeros on a device.
 
     dtype: a floating one, or "int64", "int32", "int16", "int8", "uint8", "bool".
+
+    Raises RuntimeError inside a forward that is recorded: a replay would not clear them.
     """
     return _core.zeros(shape, stored_dtype_name(dtype), device_name(device))
 

@@ -6,27 +6,39 @@
  */
 #include "py_core.h"
 
-/* A view's whole memory, from its first element to its last. */
-static size_t span_bytes(const mstar_tensor *tensor)
+/* A view's whole memory: where its element 0 is in it, and its length. */
+typedef struct span {
+    size_t before, bytes;
+} span;
+
+/* Negative strides lead to elements before element 0. */
+static span span_of(const mstc_view *view, mstar_dtype dtype)
 {
-    size_t last = 0;
-    for (int i = 0; i < tensor->rank; i++) {
-        if (tensor->shape[i] == 0)
-            return 0;
-        last += (size_t)((tensor->shape[i] - 1) * tensor->strides[i]);
+    const size_t element = mstar_dtype_bytes(dtype);
+    size_t before = 0, after = 0;
+    for (int i = 0; i < view->rank; i++) {
+        if (view->shape[i] == 0)
+            return (span){0, 0};
+        const int64_t reach = (view->shape[i] - 1) * view->strides[i];
+        if (reach < 0)
+            before += (size_t)-reach;
+        else
+            after += (size_t)reach;
     }
-    return (last + 1) * mstar_dtype_bytes(tensor->dtype);
+    return (span){before * element, (before + after + 1) * element};
 }
 
 /* Device memory as it lies, in new host memory; NULL with an exception. */
-static void *fetch(mstc_state *state, const mstc_view *view, size_t bytes)
+static char *fetch(mstc_state *state, const mstc_view *view, span all)
 {
+    const size_t bytes = all.bytes;
+    const char *begin = (const char *)view->data - all.before;
     mstc_place place;
     mstar_buffer *buffer = NULL;
     mstar_stream *stream = mstc_view_place(state, view, &place) < 0
                                ? NULL
                                : mstc_stream_take(state, &place, view->owner);
-    void *memory = stream == NULL ? NULL : PyMem_Malloc(bytes + 1);
+    char *memory = stream == NULL ? NULL : PyMem_Malloc(bytes + 1);
     if (memory == NULL) {
         if (stream != NULL)
             PyErr_NoMemory();
@@ -35,7 +47,7 @@ static void *fetch(mstc_state *state, const mstc_view *view, size_t bytes)
     mstar_status status;
     Py_BEGIN_ALLOW_THREADS status = mstar_buffer_create(place.device, bytes, &buffer);
     if (status == MSTAR_OK)
-        status = mstar_buffer_upload(buffer, stream, 0, view->data, bytes);
+        status = mstar_buffer_upload(buffer, stream, 0, begin, bytes);
     if (status == MSTAR_OK)
         status = mstar_buffer_download(buffer, stream, 0, memory, bytes);
     if (status == MSTAR_OK)
@@ -52,17 +64,17 @@ static PyObject *copy_to_host(mstc_state *state, const mstc_view *view, mstar_dt
 {
     mstc_tensor *made = mstc_tensor_new(state, NULL, dtype, view->rank, view->shape);
     mstc_view here = *view;
-    void *fetched = NULL;
+    char *fetched = NULL;
     if (made == NULL)
         return NULL;
     if (view->device_type != MSTAR_DEVICE_CPU) {
-        const mstar_tensor look = mstc_view_tensor(view, from);
-        fetched = fetch(state, view, span_bytes(&look));
-        here.data = fetched;
+        const span memory = span_of(view, from);
+        fetched = fetch(state, view, memory);
         if (fetched == NULL) {
             Py_DECREF((PyObject *)made);
             return NULL;
         }
+        here.data = fetched + memory.before;
     }
     mstar_status status;
     Py_BEGIN_ALLOW_THREADS status = mstc_view_pack(&here, from, dtype, made->data);

@@ -159,8 +159,7 @@ PyObject *mstc_tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
             return NULL;
         }
     }
-    if (check_device(tensor, device) < 0 ||
-        (!on_cpu && order_after_caller(PyType_GetModuleState(Py_TYPE(self)), tensor, stream) < 0))
+    if (check_device(tensor, device) < 0)
         return NULL;
     const int copied = copy == Py_None ? 0 : PyObject_IsTrue(copy);
     if (copied < 0)
@@ -168,6 +167,11 @@ PyObject *mstc_tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *source = copied ? PyObject_CallMethod(self, "clone", NULL) : Py_NewRef(self);
     if (source == NULL)
         return NULL;
+    /* the copy too is work that the caller's stream has been given */
+    if (!on_cpu && order_after_caller(PyType_GetModuleState(Py_TYPE(self)), tensor, stream) < 0) {
+        Py_DECREF(source);
+        return NULL;
+    }
     PyObject *capsule = major >= 1 ? versioned_capsule((mstc_tensor *)source,
                                                        copied ? MSTAR_DLPACK_FLAG_IS_COPIED : 0)
                                    : legacy_capsule((mstc_tensor *)source);

@@ -243,14 +243,22 @@ PyObject *mstc_tensors_take(mstc_state *state, PyObject *arrays, const mstc_plac
     return holders;
 }
 
+/* Borrowed. */
+static PyObject *keeper_of(const mstar_named_tensor *item, PyObject *base, PyObject *holders)
+{
+    PyObject *holder = holders == NULL ? NULL : PyDict_GetItemString(holders, item->name);
+    if (base == NULL)
+        return holder == NULL ? holders : holder;
+    return holder != NULL && mstc_held(holder)->data == item->tensor.data ? holder : base;
+}
+
 PyObject *mstc_tensors_dict(mstc_state *state, const mstar_tensors *tensors, PyObject *base,
                             PyObject *holders)
 {
     PyObject *dict = PyDict_New();
     for (int64_t i = 0; dict != NULL && i < tensors->count; i++) {
         const mstar_named_tensor *item = &tensors->items[i];
-        PyObject *owner = base == NULL ? PyDict_GetItemString(holders, item->name) : base;
-        PyObject *view = mstc_tensor_view(state, &item->tensor, owner == NULL ? holders : owner);
+        PyObject *view = mstc_tensor_view(state, &item->tensor, keeper_of(item, base, holders));
         if (view == NULL || PyDict_SetItemString(dict, item->name, view) < 0)
             Py_CLEAR(dict);
         Py_XDECREF(view);

@@ -28,7 +28,8 @@ const mstc_view *mstc_held(PyObject *holder);
  * compact and writable, numbers in its memory; NULL: they are not. NULL with an exception. */
 PyObject *mstc_tensors_take(mstc_state *state, PyObject *arrays, const mstc_place *static_on,
                             mstar_tensors *tensors);
-/* Records to {name: Tensor}; what keeps their memory: base, or else the holder of the name. */
+/* Records to {name: Tensor}; what keeps their memory: the holder of the name where it is the
+ * holder's, else base, or, without one, the holders. base and holders may be NULL, not both. */
 PyObject *mstc_tensors_dict(mstc_state *state, const mstar_tensors *tensors, PyObject *base,
                             PyObject *holders);
 

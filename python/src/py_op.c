@@ -109,7 +109,10 @@ int mstc_op_integers(mstc_state *state, const char *name, const char *kind, int6
             view->rank == 1 && view->device_type == MSTAR_DEVICE_CPU && mstc_view_is_plain(view)) {
             integers->values = view->data;
             integers->count = view->shape[0];
-            return mstc_session_keep(state, object, view->data);
+            if (mstc_session_keep(state, object, view->data) == 0)
+                return 0;
+            mstc_integers_drop(integers);
+            return -1;
         }
         PyErr_Clear();
         mstc_integers_drop(integers);

@@ -495,6 +495,20 @@ static int read_shape(PyObject *sizes, int64_t shape[MSTAR_MAX_RANK])
     return 0;
 }
 
+/* A forward that is recorded works in memory that it uses again, which no replay would clear. */
+static int check_may_zero(const mstc_place *place)
+{
+    const mstc_session *session = mstc_session_now();
+    const mstar_device *device = place->kind == MSTAR_DEVICE_CPU ? NULL : place->device;
+    if (session == NULL || session->pool == NULL || mstc_pool_device(session->pool) != device)
+        return 0;
+    PyErr_SetString(
+        PyExc_RuntimeError,
+        "zeros are made inside a forward that is recorded, and a replay would not clear "
+        "them: make them outside of it");
+    return -1;
+}
+
 /* zeros(shape, dtype name, device name); device memory begins as zeros. */
 static PyObject *zeros(PyObject *module, PyObject *args)
 {
@@ -511,7 +525,8 @@ static PyObject *zeros(PyObject *module, PyObject *args)
         mstc_raise(status);
         return NULL;
     }
-    if (read_shape(sizes, shape) < 0 || mstc_place_of(state, device, &place) < 0)
+    if (read_shape(sizes, shape) < 0 || mstc_place_of(state, device, &place) < 0 ||
+        check_may_zero(&place) < 0)
         return NULL;
     const int32_t rank = (int32_t)PyTuple_Size(sizes);
     mstc_tensor *made = mstc_tensor_new(state, &place, dtype, rank, shape);

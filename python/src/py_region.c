@@ -365,14 +365,17 @@ static mstar_status follow(mstc_region *self, mstar_stream *later, mstar_stream 
     return status == MSTAR_OK ? mstar_stream_wait_event(later, self->order) : status;
 }
 
-/* The region has a stream of its own, between two places of the caller's. */
+/* The region has a stream of its own, between two places of the caller's; a run that fails may have
+ * been given work before. */
 static mstar_status run_in_order(mstc_region *self, mstar_stream *caller,
                                  const mstar_region_call *call, mstar_region_result *made)
 {
     mstar_status status = follow(self, self->stream, caller);
-    if (status == MSTAR_OK)
-        status = mstar_region_runner_run(self->runner, call, made);
-    return status == MSTAR_OK ? follow(self, caller, self->stream) : status;
+    if (status != MSTAR_OK)
+        return status;
+    status = mstar_region_runner_run(self->runner, call, made);
+    const mstar_status order = follow(self, caller, self->stream);
+    return status == MSTAR_OK ? order : status;
 }
 
 static PyObject *run_call(mstc_region *self, const mstar_region_call *call)

@@ -16,7 +16,7 @@ typedef struct mstc_runner {
     PyObject *resources; /* Resources, or NULL */
     PyObject *keep;      /* list: what captures read */
     PyObject *staged;    /* {name: holder} of the latest preprocess */
-    PyObject *outputs;   /* {name: holder} of the latest eager forward */
+    PyObject *outputs;   /* {name: holder} of the latest forward, until it is handed out */
     mstc_pool *pool;
     mstc_config *configs;
     Py_ssize_t num_configs;
@@ -84,7 +84,8 @@ static mstar_status preprocess(void *user, const mstar_step_context *context,
     return status;
 }
 
-/* The results of a forward stay alive: with the capture, or until the next eager step. */
+/* The results of a forward stay alive: with the capture, or until those of a step are handed out.
+ */
 static int take_outputs(mstc_runner *self, const mstar_frame *frame, PyObject *arrays,
                         mstar_tensors *outputs)
 {
@@ -104,8 +105,9 @@ static int run_forward(mstc_runner *self, const mstar_frame *frame, mstar_tensor
 {
     const bool eager = frame->context->lease == NULL;
     PyObject *given = mstc_context_tuple(frame->context);
-    PyObject *inputs = mstc_tensors_dict(self->state, frame->inputs,
-                                         eager ? NULL : (PyObject *)self, self->staged);
+    /* an eager step's are what preprocess gave, or were sent to memory of the runner's */
+    PyObject *inputs = mstc_tensors_dict(self->state, frame->inputs, (PyObject *)self,
+                                         eager ? self->staged : NULL);
     PyObject *arrays = NULL;
     Py_CLEAR(self->outputs); /* memory that this forward may have */
     if (given != NULL && inputs != NULL)
@@ -153,6 +155,15 @@ static void let_go(mstc_runner *self)
         PyErr_Clear();
 }
 
+/* What the pools of other frameworks hold; 0 with an exception. */
+static size_t their_bytes(const mstc_runner *self)
+{
+    PyObject *answer = PyObject_CallMethod(self->driver, "_pool_bytes", NULL);
+    const size_t bytes = answer == NULL ? 0 : PyLong_AsSize_t(answer);
+    Py_XDECREF(answer);
+    return PyErr_Occurred() == NULL ? bytes : 0;
+}
+
 /* The pool, and those of other frameworks, which give nothing back. */
 static size_t memory(void *user, size_t most)
 {
@@ -164,11 +175,9 @@ static size_t memory(void *user, size_t most)
         let_go(self);
         mstc_pool_trim(self->pool, most);
     }
-    size_t bytes = mstc_pool_bytes(self->pool);
-    PyObject *theirs = PyObject_CallMethod(self->driver, "_pool_bytes", NULL);
-    bytes += theirs == NULL ? 0 : PyLong_AsSize_t(theirs);
-    PyErr_Clear();
-    Py_XDECREF(theirs);
+    const size_t bytes = mstc_pool_bytes(self->pool) + their_bytes(self);
+    if (PyErr_Occurred() != NULL)
+        (void)mstc_session_fail(-1, -1);
     PyGILState_Release(held);
     return bytes;
 }
@@ -388,7 +397,7 @@ static PyObject *result_tuple(mstc_runner *self, const mstar_runner_result *resu
     const bool replayed = result->miss == MSTAR_GRAPH_MISS_NONE;
     PyObject *outputs =
         mstc_tensors_dict(self->state, result->outputs == NULL ? &none : result->outputs,
-                          replayed ? (PyObject *)self : NULL, self->outputs);
+                          replayed ? (PyObject *)self : NULL, replayed ? NULL : self->outputs);
     return outputs == NULL
                ? NULL
                : Py_BuildValue("(siLLLLN)", mstar_graph_miss_name(result->miss), (int)result->slot,
@@ -419,6 +428,7 @@ static PyObject *runner_step(PyObject *object, PyObject *args)
         Py_BEGIN_ALLOW_THREADS status = mstar_graph_runner_step(self->runner, &step, &made);
         Py_END_ALLOW_THREADS if (mstc_session_end(&session, status) == 0) result =
             result_tuple(self, &made);
+        Py_CLEAR(self->outputs); /* the result has them; one that is an input has the runner */
         mstc_turn_give(&self->turn);
     }
     drop_step(&step);

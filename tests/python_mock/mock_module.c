@@ -7,12 +7,14 @@
 #include <string.h>
 
 #include "support_mock_cuda.h"
+#include "support_mock_track.h"
 
 const mst_backend *__real_mst_backend_find(const char *name, size_t name_bytes);
 const mst_backend *__wrap_mst_backend_find(const char *name, size_t name_bytes);
 MSTAR_API const char *mock_module_fault(void);
 MSTAR_API int mock_module_live(void);
 MSTAR_API int64_t mock_module_allocations(void);
+MSTAR_API int mock_module_is_after(const void *stream, const void *other);
 
 const mst_backend *__wrap_mst_backend_find(const char *name, size_t name_bytes)
 {
@@ -41,4 +43,10 @@ int mock_module_live(void)
 int64_t mock_module_allocations(void)
 {
     return mock_cuda_now()->calls[MOCK_memory_alloc];
+}
+
+/* Whether what the stream gets from now on runs after all that the other one has got. */
+int mock_module_is_after(const void *stream, const void *other)
+{
+    return track_is_after(stream, other);
 }

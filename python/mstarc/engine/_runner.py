@@ -95,7 +95,7 @@ class Runner:
 
     def prepare(self) -> None:
         """Takes what the captures need. All runners that share resources, before any captures."""
-        with self._alone(self._turn):
+        with self._alone(self._turn), self._work.captures():
             self._collect(self._core.prepare())
 
     def capture(self) -> None:
@@ -103,9 +103,9 @@ class Runner:
 
         Raises:
             RuntimeError: it was done already, or something is missing and
-                MSTAR_REQUIRE_ACCELERATOR_GRAPHS is 1.
+                MSTAR_REQUIRE_ACCELERATOR_GRAPHS is 1, or any text but 0.
         """
-        with self._alone(self._turn):
+        with self._alone(self._turn), self._work.captures():
             if not self._prepared:
                 self._collect(self._core.prepare())
             first, self._captured = not self._captured, True

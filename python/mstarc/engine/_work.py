@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -32,12 +33,20 @@ class Work:
         self.gives: dict[str, str] = {}
 
     @contextmanager
+    def captures(self) -> Iterator[None]:
+        """No garbage is collected while a GPU's stream may be captured: freeing memory of a device
+        would break that."""
+        with ExitStack() as stack:
+            if self._index is not None:
+                stack.enter_context(_garbage_stays())
+            yield
+
+    @contextmanager
     def on(self, stream: int, *, own_memory: bool = False, capturing: bool = False) -> Iterator[None]:
         """Work of torch and cupy goes to the stream of that address.
 
         own_memory: new arrays come from the runner's pools, which give nothing back while it lives.
-        capturing: the stream is being captured: no garbage is collected, since freeing memory of a
-            device would break that.
+        capturing: the stream is being captured.
         """
         if self._index is None:
             yield
@@ -48,9 +57,6 @@ class Work:
                 self._enter_torch(stack, torch, stream, own_memory)
             if cupy is not None:
                 self._enter_cupy(stack, cupy, stream, own_memory)
-            if capturing and gc.isenabled():
-                gc.disable()
-                stack.callback(gc.enable)
             yield
         if own_memory and not capturing and "torch" in self._pools:
             self._ranges = [(segment["address"], segment["address"] + segment["total_size"])
@@ -103,6 +109,29 @@ class Work:
     def hand_out(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """The runner's Tensors as the caller gets them."""
         return _handed(self.gives, tensors)
+
+
+_garbage_turn = threading.Lock()
+_garbage_stays_for = 0
+_garbage_was_collected = False
+
+
+@contextmanager
+def _garbage_stays() -> Iterator[None]:
+    """The collector is the process's: it rests until the last of several threads is done."""
+    global _garbage_stays_for, _garbage_was_collected
+    with _garbage_turn:
+        if _garbage_stays_for == 0:
+            _garbage_was_collected = gc.isenabled()
+            gc.disable()
+        _garbage_stays_for += 1
+    try:
+        yield
+    finally:
+        with _garbage_turn:
+            _garbage_stays_for -= 1
+            if _garbage_stays_for == 0 and _garbage_was_collected:
+                gc.enable()
 
 
 def _handed(frameworks: Mapping[str, str], tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import weakref
 import numpy as np
 import pytest
 from cuda_fixtures import mock, no_faults  # noqa: F401
+from dlpack_producer import Producer
 from runner_network import DIM, HEADS, WIDTH, WORDS, Boom, Network, packed, rows, run, text
 
 import mstarc
@@ -176,6 +177,28 @@ def echo_config():
 
 
 @pytest.mark.parametrize("on_device", [False, True])
+def test_an_input_is_a_result(on_device):
+    """What is sent to the runner's memory for an eager step outlives the runner with the result."""
+    class Back(Echo):
+        def forward_batched(self, engine_inputs, tensors):
+            return {name: tensors[name] for name in ("x", "ids", "turned")}
+
+    def serve():
+        runner = AcceleratorGraphRunner(Back(on_device), [echo_config()], device=GPU)
+        result = runner.run("echo", ["a"], [NodeInputs({"x": rows(3)}, input_seq_len=3)])
+        return result, weakref.ref(runner)
+
+    result, runner = serve()
+    gc.collect()
+    assert runner() is not None
+    for name, want in (("x", rows(3)), ("turned", rows(3)), ("ids", np.arange(3))):
+        assert (result.view(name).cpu().numpy() == want).all()
+    del result
+    gc.collect()
+    assert runner() is None
+
+
+@pytest.mark.parametrize("on_device", [False, True])
 def test_where_inputs_lie(on_device):
     runner = AcceleratorGraphRunner(Echo(on_device), [echo_config()], device=GPU)
     runner.capture()
@@ -204,6 +227,87 @@ def test_ids_of_the_device_are_no_ids_in_a_capture():
     assert all("int32 in host memory" in str(failure.exception) for failure in runner.failures)
     want = raw(run(make(), [3, 3], eager=True), "vectors")
     assert raw(run(runner, [3, 3]), "vectors") == want  # eager, after a wait
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_zeros_in_a_recorded_forward(device):
+    """A replay would not clear them, and their memory is used again."""
+    class Zeros(Echo):
+        def forward_batched(self, engine_inputs, tensors):
+            ops.activate(tensors["x"], "none")  # what it leaves in the pool is there for the next tensor
+            zeros = mstarc.zeros(*tensors["x"].shape, device=device)
+            return {"x": ops.activate(tensors["x"], "none", out=zeros)}
+
+    runner = AcceleratorGraphRunner(Zeros(False), [echo_config()], device=device)
+    runner.capture()
+    assert runner.info["num_captured"] == 0
+    assert all("zeros are made inside a forward" in str(failure.exception) for failure in runner.failures)
+    result = runner.run("echo", ["a"], [NodeInputs({"x": rows(3)}, input_seq_len=3)])
+    assert result.miss == "not_captured" and (result["x"].cpu().numpy() == rows(3)).all()
+
+
+def test_no_garbage_is_collected_while_anything_captures(monkeypatch):
+    """Not between the forwards of a capture either, nor when another thread's capture ends before."""
+    seen = []
+    monkeypatch.setattr(Work, "note_outputs", lambda work, arrays: seen.append(gc.isenabled()))
+    first, second = Work(GPU), Work(GPU)
+    for call in (AcceleratorGraphRunner.prepare, AcceleratorGraphRunner.capture):
+        call(AcceleratorGraphRunner(Echo(False), [echo_config()], device=GPU))
+    assert len(seen) >= 3 and not any(seen) and gc.isenabled()
+    with contextlib.ExitStack() as outer, contextlib.ExitStack() as inner:
+        outer.enter_context(first.captures())
+        inner.enter_context(second.captures())
+        outer.close()
+        assert not gc.isenabled()
+        inner.close()
+        assert gc.isenabled()
+    with Work("cpu").captures():
+        assert gc.isenabled()
+    gc.disable()
+    try:
+        with first.captures():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_ids_that_are_not_kept_are_let_go(monkeypatch):
+    ids = Producer(np.zeros(8, "int32"))
+
+    class Lookup(Echo):
+        table = mstarc.zeros(8, 4, device=GPU)
+
+        def forward_batched(self, engine_inputs, tensors):
+            return {"x": ops.embedding(self.table, ids if engine_inputs.capturing else tensors["ids"])}
+
+    def owns(work, address):
+        raise Boom("owns")
+
+    runner = AcceleratorGraphRunner(Lookup(False), [echo_config()], device=GPU)
+    monkeypatch.setattr(Work, "owns", owns)
+    runner.capture()
+    assert [type(failure.exception) for failure in runner.failures] == [Boom]
+    assert ids.handed == ids.deleted > 0
+
+
+@pytest.mark.parametrize("answer", [-1, "many", None])
+def test_pools_that_cannot_be_counted(answer, monkeypatch):
+    monkeypatch.setattr(Work, "pool_bytes", lambda work: answer)
+    runner = make()
+    assert runner.info["num_captured"] == 6 and runner.info["total_bytes"] < 2 ** 40
+    assert {type(failure.exception) for failure in runner.failures} <= {OverflowError, TypeError}
+    assert runner.failures
+
+
+def test_interrupted_while_pools_are_counted(monkeypatch):
+    def pool_bytes(work):
+        raise KeyboardInterrupt
+
+    runner = make(capture=False)
+    monkeypatch.setattr(Work, "pool_bytes", pool_bytes)
+    with pytest.raises(KeyboardInterrupt):
+        runner.capture()
 
 
 def test_devices_agree():
@@ -244,6 +348,35 @@ def test_contents_of_static_inputs():
     runner, linear = region_runner(lambda shape: {"x": np.full((shape.total_tokens, 4), 2, "float32")})
     want = linear(mstarc.tensor(np.full((8, 4), 2, "float32"), device=GPU)).cpu().numpy()
     assert (runner.run({}, seq_lens=[8])["out"].cpu().numpy() == want).all()
+
+
+def test_the_callers_stream_waits_for_a_region_that_failed(mock, monkeypatch):
+    """Its inputs were copied before, on the region's own stream."""
+    streams = set()
+    on = Work.on
+
+    def note(work, stream, **more):
+        streams.add(stream)
+        return on(work, stream, **more)
+
+    def declare(names, lengths):
+        if names and names[0] == "bad":
+            raise Boom("bad")
+        return SubmoduleStep.of_lengths("self", names, lengths)
+
+    monkeypatch.setattr(Work, "on", note)
+    config = PiecewisePackedConfig(
+        capture_fn=lambda inputs: {"out": ops.activate(inputs.static_inputs["x"], "none")},
+        make_static_inputs=lambda shape: {"x": np.zeros((shape.total_tokens, 4), "float32")},
+        capture_batch_sizes=[1], total_tokens=[8], declare_step=declare)
+    runner = PiecewiseAcceleratorGraphRunner(config, resources())
+    runner.capture()
+    assert runner.info["num_captured"] == 1, runner.failures
+    (own,) = streams
+    with pytest.raises(Boom):
+        runner.run({"x": rows(3)}, ["bad"], [3])
+    assert mock.is_after(None, own)
+    assert (runner.run({"x": rows(3)}, ["good"], [3])["out"].cpu().numpy() == rows(3)).all()
 
 
 def test_a_region_inside_an_eager_forward():
@@ -322,7 +455,9 @@ class FakeTensor:
         return self.inner.__dlpack_device__()
 
     def new_empty(self, shape, dtype):
-        return FakeTensor(mstarc.zeros(*shape, dtype=dtype, device=self.inner.device))
+        made = ops.activate(self.inner, "none")  # of the runner's pool in a forward
+        assert made.shape == tuple(shape) and made.dtype == dtype
+        return FakeTensor(made)
 
     new_zeros = new_empty
 

@@ -93,6 +93,27 @@ def test_dlpack():
             tensor.__dlpack__(**keywords)
 
 
+def test_a_copy_for_another_stream_is_there(mock):
+    """What the caller's stream was given comes before what the reader's gets, the copy too."""
+    if not mock.is_there:
+        return  # a card has no stream of that address
+    tensor, reader = there(np.arange(4, dtype="float32")), 4096
+    for copy in (None, True):
+        capsule = tensor.__dlpack__(stream=reader, copy=copy)
+        assert mock.is_after(reader, None), capsule
+
+
+def test_strides_of_another_frameworks_array(rng):
+    """cupy hands out negative strides as they are."""
+    array = rng.standard_normal((6, 5, 4)).astype("float32")
+    middle = array[1:-1]
+    for given in (middle[::-1], middle[:, ::-1], middle[::-2, ::-1, ::-1], middle.transpose(2, 0, 1)[::-1],
+                  middle[:0, ::-1], middle[0, 0, ::-1]):
+        there_already = Producer(given, device=(2, 0))
+        for made in (mstarc.tensor(there_already), there(there_already)):
+            assert (made.cpu().numpy() == given).all() and made.shape == given.shape
+
+
 def test_memory_is_given_back(mock):
     def make():
         there(np.ones((64, 64), "float32")).clone().cpu()

@@ -53,7 +53,7 @@ MSTAR_API void mstar_region_runner_destroy(mstar_region_runner *runner);
  * given back. */
 MSTAR_API mstar_status mstar_region_runner_prepare(mstar_region_runner *runner);
 /* Captures every shape, largest first. A failure drops the shape, all slots of it, and is logged;
- * with MSTAR_REQUIRE_ACCELERATOR_GRAPHS=1 it is an error. */
+ * where MSTAR_REQUIRE_ACCELERATOR_GRAPHS is 1, or any text but 0, it is an error. */
 MSTAR_API mstar_status mstar_region_runner_capture(mstar_region_runner *runner);
 
 /* Why a batch cannot be served; NONE: it can. num_tokens -1: not known. No shape is captured before

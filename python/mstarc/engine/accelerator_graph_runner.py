@@ -10,8 +10,8 @@ code of a forward runs at capture only: what it read is baked. The results of a 
 replayed, eager, and request by request, as far as the forward is made of the operations of this package.
 
 Captures that fail are logged (logger "mstarc") and their buckets served eager;
-MSTAR_REQUIRE_ACCELERATOR_GRAPHS=1 makes that a RuntimeError, whose cause is what the callback
-raised. In a step, what a callback raises reaches the caller unchanged, and the runner stays usable.
+MSTAR_REQUIRE_ACCELERATOR_GRAPHS=1, or any text but 0, makes that a RuntimeError, whose cause is what
+the callback raised. In a step, what a callback raises reaches the caller unchanged, and the runner stays usable.
 """
 from __future__ import annotations
 

@@ -224,15 +224,21 @@ static unsigned memory_type(const mst_cuda *cuda, const void *memory)
                : 0;
 }
 
-/* Pinned memory of the host, which kernels reach as well, is taken too. */
+/* Pinned memory of the host, which kernels reach as well, is taken too; another device's is not. */
 static bool memory_is_own(const mstar_device *device, const void *memory)
 {
     const mst_cuda *cuda = mst_cuda_of(device);
+    unsigned type = 0;
+    int ordinal = -1;
+    int attributes[] = {MST_CUDA_POINTER_MEMORY_TYPE, MST_CUDA_POINTER_ORDINAL};
+    void *values[] = {&type, &ordinal};
     if (mst_cuda_enter(cuda) != MSTAR_OK)
         return false;
-    bool known = memory_type(cuda, memory) != 0;
+    bool known = cuda->driver->pointer_attributes(2, attributes, values,
+                                                  mst_cuda_address(memory)) == MST_CUDA_SUCCESS;
     mst_cuda_leave(cuda);
-    return known;
+    return known && (type == MST_CUDA_MEMORY_HOST ||
+                     (type == MST_CUDA_MEMORY_DEVICE && ordinal == cuda->ordinal));
 }
 
 /* Host memory has been read when this returns, pinned memory too, which the driver would read when

@@ -100,7 +100,8 @@ enum { /* device attributes */
        MST_CUDA_ATTRIBUTE_MINOR = 76,
        MST_CUDA_ATTRIBUTE_SHARED_BYTES = 97 /* of a block that asks for it */
 };
-enum { MST_CUDA_POINTER_MEMORY_TYPE = 2, MST_CUDA_MEMORY_HOST = 1, MST_CUDA_MEMORY_DEVICE = 2 };
+enum { MST_CUDA_POINTER_MEMORY_TYPE = 2, MST_CUDA_POINTER_ORDINAL = 9 };
+enum { MST_CUDA_MEMORY_HOST = 1, MST_CUDA_MEMORY_DEVICE = 2 };
 enum { /* of a tensor map */
        MST_CUDA_MAP_F16 = 6,
        MST_CUDA_MAP_BF16 = 9,

@@ -56,24 +56,24 @@ mstar_status mst_cuda_record_attn(mstar_stream *stream, const mst_attn_call *cal
     return MSTAR_OK;
 }
 
-static size_t free_bytes(const mst_cuda *cuda)
+static bool ask_free(const mst_cuda *cuda, size_t *bytes)
 {
-    size_t bytes = 0, total = 0;
-    return cuda->driver->memory_info(&bytes, &total) == MST_CUDA_SUCCESS ? bytes : 0;
+    size_t total = 0;
+    return cuda->driver->memory_info(bytes, &total) == MST_CUDA_SUCCESS;
 }
 
 static mstar_status instantiate(const mst_cuda *cuda, void *driver_graph, cuda_graph *g)
 {
-    size_t nodes = 0;
+    size_t nodes = 0, before = 0, after = 0;
     MST_TRY(mst_cuda_check(cuda->driver, cuda->driver->graph_nodes(driver_graph, NULL, &nodes),
                            "counting a graph's nodes"));
     g->nodes = (int64_t)nodes;
-    size_t before = free_bytes(cuda);
+    bool known = ask_free(cuda, &before);
     MST_TRY(mst_cuda_check(cuda->driver,
                            cuda->driver->graph_instantiate(&g->executable, driver_graph, 0),
                            "making a graph ready"));
-    size_t after = free_bytes(cuda);
-    g->driver_bytes = before > after ? before - after : 0;
+    known = ask_free(cuda, &after) && known;
+    g->driver_bytes = known && before > after ? before - after : 0;
     return MSTAR_OK;
 }
 

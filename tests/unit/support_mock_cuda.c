@@ -221,15 +221,12 @@ static int m_copy(uint64_t to, uint64_t from, size_t bytes, void *stream)
     mock.launches--; /* a node of the graph, and no kernel */
     return mock_cuda_call(stream, run_copy, &copy, sizeof copy);
 }
-/* Device memory is known; of pageable memory nothing is, which is no failure. */
 static int m_pointer_attributes(unsigned count, int *attributes, void **values, uint64_t address)
 {
-    const unsigned type = track_memory_type(pointer(address));
     ENTER(pointer_attributes);
     for (unsigned i = 0; i < count; i++) {
-        if (attributes[i] != MST_CUDA_POINTER_MEMORY_TYPE)
+        if (!track_attribute(pointer(address), attributes[i], mock.memory_ordinal, values[i]))
             return MST_CUDA_INVALID_VALUE;
-        memcpy(values[i], &type, sizeof type);
     }
     return 0;
 }

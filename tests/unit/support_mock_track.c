@@ -52,7 +52,7 @@ void track_memory_gone(const void *memory)
     }
 }
 
-unsigned track_memory_type(const void *address)
+static unsigned memory_type(const void *address)
 {
     const char *at = address;
     for (int i = 0; i < num_ranges; i++) {
@@ -60,6 +60,19 @@ unsigned track_memory_type(const void *address)
             return ranges[i].type;
     }
     return 0;
+}
+
+/* Of pageable memory the driver says 0 and -2, which is no failure. */
+bool track_attribute(const void *address, int attribute, int ordinal, int *value)
+{
+    unsigned type = memory_type(address);
+    if (attribute == MST_CUDA_POINTER_MEMORY_TYPE)
+        *value = (int)type;
+    else if (attribute == MST_CUDA_POINTER_ORDINAL)
+        *value = type != 0 ? ordinal : -2;
+    else
+        return false;
+    return true;
 }
 
 /* ---- order ----------------------------------------------------------------------------------- */

@@ -16,8 +16,8 @@ void track_reset(void);
  * MST_CUDA_MEMORY_DEVICE or MST_CUDA_MEMORY_HOST (pinned). */
 void *track_memory(size_t bytes, unsigned type);
 void track_memory_gone(const void *memory);
-/* The type of the memory that the address lies in; 0: it was not handed out. */
-unsigned track_memory_type(const void *address);
+/* An int that the driver tells of an address, its memory being of one device; false: no such. */
+bool track_attribute(const void *address, int attribute, int ordinal, int *value);
 
 enum { TRACK_STREAMS = 64 };
 /* How far each stream had come. */

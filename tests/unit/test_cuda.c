@@ -352,6 +352,60 @@ static void the_callers_capture(void **state)
     mock_cuda_close(device);
 }
 
+/* A device's memory is its own, not another's; of the host's only what is pinned. */
+static void memory_of_this_device_alone(void **state)
+{
+    (void)state;
+    mstar_device *device;
+    mstar_buffer *buffer;
+    void *pinned;
+    char host;
+    CHECK_OK(mock_cuda_open(&device));
+    const mst_cuda_driver *driver = mst_cuda_of(device)->driver;
+    assert_int_equal(driver->host_alloc(&pinned, 64, 0), 0);
+    CHECK_OK(mstar_buffer_create(device, 64, &buffer));
+    const void *data = mstar_buffer_get_data(buffer);
+    assert_true(device->backend->memory_is_own(device, data));
+    assert_false(device->backend->memory_is_own(device, &host));
+    mock->memory_ordinal = 1;
+    assert_false(device->backend->memory_is_own(device, data));
+    assert_true(device->backend->memory_is_own(device, pinned));
+    mock->memory_ordinal = 0;
+    mock->fail_call = MOCK_pointer_attributes;
+    mock->fail_after = 1;
+    mock->fail_result = 999;
+    assert_false(device->backend->memory_is_own(device, data));
+    assert_int_equal(driver->host_free(pinned), 0);
+    mstar_buffer_destroy(buffer);
+    mock_cuda_close(device);
+}
+
+/* What the driver takes for a graph is told where it was asked for twice, before and after. */
+static void driver_bytes_of_a_graph(void **state)
+{
+    (void)state;
+    mstar_device *device;
+    mstar_stream *stream;
+    CHECK_OK(mock_cuda_open(&device));
+    CHECK_OK(mstar_stream_create(device, -1, &stream));
+    mock->graph_bytes = 1000;
+    for (int failed = 0; failed <= 2; failed++) {
+        mstar_graph *graph;
+        mstar_graph_info info = {.struct_size = sizeof info};
+        CHECK_OK(mstar_graph_capture_begin(stream));
+        mock->fail_call = MOCK_memory_info;
+        mock->fail_after = failed;
+        mock->fail_result = 999;
+        CHECK_OK(mstar_graph_capture_end(stream, &graph));
+        assert_int_equal(mock->fail_after, 0);
+        CHECK_OK(mstar_graph_query(graph, &info));
+        assert_int_equal(info.driver_bytes, failed == 0 ? 1000 : 0);
+        mstar_graph_destroy(graph);
+    }
+    mstar_stream_destroy(stream);
+    mock_cuda_close(device);
+}
+
 /* What a driver's answer becomes. */
 static void maps_results(void **state)
 {
@@ -405,6 +459,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(refuses_an_index_past_the_last, set_up, tear_down),
         cmocka_unit_test_setup_teardown(calls_without_a_context, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_callers_capture, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(memory_of_this_device_alone, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(driver_bytes_of_a_graph, set_up, tear_down),
         cmocka_unit_test_setup_teardown(maps_results, set_up, tear_down),
         cmocka_unit_test_setup_teardown(refuses_what_it_lacks, set_up, tear_down),
     };

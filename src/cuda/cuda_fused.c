@@ -86,7 +86,10 @@ mstar_status mst_cuda_fused_run(const mst_cuda *cuda, void *stream, const mst_cu
     args.out_stride = f->out.row_stride;
     args.out_type = type_of(f->out.dtype);
     args.activation = (int32_t)f->activation;
-    args.sharing = mst_cuda_fused_sharing(f->num_rows, f->out_features, cuda->multiprocessors);
+    args.sharing =
+        f->sharing != MST_CUDA_SHARING_BY_SIZE
+            ? f->sharing
+            : mst_cuda_fused_sharing(f->num_rows, f->out_features, cuda->multiprocessors);
     uint32_t tile =
         args.sharing == MST_CUDA_LINEAR_SMALL ? MST_CUDA_LINEAR_SMALL_TILE : MST_CUDA_LINEAR_TILE;
     MST_TRY(

@@ -110,6 +110,7 @@ static mst_cuda_fused fused_of(const linear_job *job, bool plain)
     mst_cuda_fused fused = {.in_features = job->shape->in_features,
                             .out_features = job->shape->out_features,
                             .dtype = job->product->dtype,
+                            .sharing = MST_CUDA_SHARING_BY_SIZE,
                             .num_rows = m->num_rows,
                             .weights = m->weights,
                             .x = m->x,
@@ -124,11 +125,22 @@ static mst_cuda_fused fused_of(const linear_job *job, bool plain)
     return fused;
 }
 
+/* One row's stride may be anything: it becomes one that the library and the copy engine take. */
+static void place_one_row(linear_job *job)
+{
+    const mst_cuda_product *product = job->product;
+    job->x.row_stride = mst_cuda_linear_distance(product->in_features, job->x.dtype);
+    job->out.row_stride = mst_cuda_linear_distance(product->out_features, job->out.dtype);
+}
+
 static void plan_run(const void *packed, const float *bias, int64_t rows, linear_job *job)
 {
     const mst_cuda_product *product = job->product;
     mst_cuda_multiply *m = &job->multiply;
-    job->convert = job->x.dtype != product->dtype || !is_aligned(&job->x);
+    if (rows == 1)
+        place_one_row(job);
+    job->convert = job->x.dtype != product->dtype || !is_aligned(&job->x) ||
+                   job->x.row_stride < product->in_features;
     job->way = way_of(job);
     m->product = product;
     m->num_rows = rows;

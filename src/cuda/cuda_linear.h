@@ -17,6 +17,8 @@
 
 /* ---- cuda_fused.c: the product in a kernel of ours ------------------------------------------- */
 
+enum { MST_CUDA_SHARING_BY_SIZE = -1 };
+
 /* out[rows, n] = activation(x w^T + bias) + residual. x and weights lie on 16 bytes, every row too,
  * as does out. */
 typedef struct mst_cuda_fused {
@@ -24,6 +26,7 @@ typedef struct mst_cuda_fused {
     mstar_dtype dtype; /* of x and the weights: bf16 or f16 */
     int64_t num_rows;
     const int64_t *live; /* device memory: rows to do now; NULL: all */
+    int32_t sharing;     /* MST_CUDA_LINEAR_IN_TURN and so on, or MST_CUDA_SHARING_BY_SIZE */
     const void *weights, *x;
     const float *bias;
     int64_t x_distance;

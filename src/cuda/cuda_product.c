@@ -197,8 +197,8 @@ static bool same_rows(const trial *t, const mst_cuda_multiply *m)
     return true;
 }
 
-/* The rows of our own kernel. */
-static mstar_status run_fused(const trial *t, int64_t rows, float *to)
+/* The rows of our own kernel, its work shared in one of its ways. */
+static mstar_status run_fused(const trial *t, int64_t rows, int32_t sharing, float *to)
 {
     const mst_cuda_product *p = t->product;
     mst_cuda_multiply m = multiply_of(t, rows);
@@ -206,6 +206,7 @@ static mstar_status run_fused(const trial *t, int64_t rows, float *to)
                                   .out_features = p->out_features,
                                   .dtype = p->dtype,
                                   .num_rows = rows,
+                                  .sharing = sharing,
                                   .weights = m.weights,
                                   .x = m.x,
                                   .bias = m.bias,
@@ -322,12 +323,20 @@ static mstar_status find_reference(const trial *t, mst_blas_algorithm *reference
     return same ? MSTAR_OK : fail_depends(p);
 }
 
+/* However the work is shared, among many rows and among few: a run takes any of them. */
 static mstar_status find_fused_reference(const trial *t)
 {
-    const mst_cuda_multiply few = multiply_of(t, FEW_ROWS);
-    MST_TRY(run_fused(t, TRIAL_ROWS, t->want));
-    MST_TRY(run_fused(t, FEW_ROWS, t->got));
-    return same_rows(t, &few) ? MSTAR_OK : fail_depends(t->product);
+    const int64_t counts[] = {TRIAL_ROWS, FEW_ROWS};
+    MST_TRY(run_fused(t, TRIAL_ROWS, MST_CUDA_LINEAR_IN_TURN, t->want));
+    for (int32_t sharing = MST_CUDA_LINEAR_IN_TURN; sharing <= MST_CUDA_LINEAR_SMALL; sharing++) {
+        for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+            const mst_cuda_multiply m = multiply_of(t, counts[i]);
+            MST_TRY(run_fused(t, counts[i], sharing, t->got));
+            if (!same_rows(t, &m))
+                return fail_depends(t->product);
+        }
+    }
+    return MSTAR_OK;
 }
 
 static mstar_status find_class(const trial *t)

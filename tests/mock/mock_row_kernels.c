@@ -31,9 +31,10 @@ int simt_map_encode(void *map, int type, uint32_t rank, void *address, const uin
     const simt_map made = {address, sizes[0], sizes[1], strides[0]};
     if ((type != MST_CUDA_MAP_BF16 && type != MST_CUDA_MAP_F16) || rank != 2 ||
         (uintptr_t)address % 16 != 0 || strides[0] % 16 != 0 || strides[0] >= (uint64_t)1 << 40 ||
-        sizes[0] < 1 || sizes[1] < 1 || sizes[0] > UINT32_MAX || sizes[1] > UINT32_MAX ||
-        box[0] * 2 > 128 || box[1] > 256 || steps[0] != 1 || steps[1] != 1 || interleave != 0 ||
-        swizzle != MST_CUDA_MAP_SWIZZLE_128 || promotion < 0 || fill != 0)
+        strides[0] < sizes[0] * 2 || sizes[0] < 1 || sizes[1] < 1 || sizes[0] > UINT32_MAX ||
+        sizes[1] > UINT32_MAX || box[0] * 2 > 128 || box[1] > 256 || steps[0] != 1 ||
+        steps[1] != 1 || interleave != 0 || swizzle != MST_CUDA_MAP_SWIZZLE_128 || promotion < 0 ||
+        fill != 0)
         return MST_CUDA_INVALID_VALUE;
     memcpy(map, &made, sizeof made);
     return 0;
@@ -55,13 +56,17 @@ static float element(const void *data, int64_t at, bool is_f32, bool is_bf16)
     return is_bf16 ? from_bf16(half) : from_f16(half);
 }
 
+int32_t simt_odd_sharing = -1;
+
 static float linear_sum(const mst_cuda_linear_args *a, int64_t row, int64_t column, bool is_bf16)
 {
     simt_map x = map_of(&a->x), w = map_of(&a->weights);
     float sum = 0.0f;
-    for (int64_t i = 0; i < a->in_features; i++)
+    for (int64_t step = 0; step < a->in_features; step++) {
+        int64_t i = a->sharing == simt_odd_sharing ? a->in_features - 1 - step : step;
         sum += element(x.data, row * (int64_t)(x.row_bytes / 2) + i, false, is_bf16) *
                element(w.data, column * (int64_t)(w.row_bytes / 2) + i, false, is_bf16);
+    }
     return sum;
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cuda/cuda_linear.h"
+#include "mock_simt.h"
 #include "support_linear.h"
 #include "support_mock_blas.h"
 #include "support_mock_cuda.h"
@@ -152,6 +153,27 @@ static void refuses_rows_that_depend_on_their_number(void **state)
     mstar_linear_destroy(linear);
 }
 
+/* Nor where they depend on how blocks share the work of our own product. */
+static void refuses_rows_that_depend_on_the_sharing(void **state)
+{
+    (void)state;
+    if (card_is_real())
+        return;
+    const mstar_tensor *list[1] = {&weights.weight_view};
+    mstar_linear_desc desc;
+    mstar_linear *linear;
+    mstar_linear_desc_init(&desc);
+    desc.weight_dtype = MSTAR_DTYPE_BF16;
+    for (int sharing = MST_CUDA_LINEAR_IN_TURN; sharing <= MST_CUDA_LINEAR_SMALL; sharing++) {
+        simt_odd_sharing = sharing;
+        mstar_status status = mstar_linear_create(device, &desc, list, NULL, 1, &linear);
+        simt_odd_sharing = -1;
+        CHECK_FAILED(status, MSTAR_DEVICE_FAILED, "depend on how many there are");
+    }
+    CHECK_OK(mstar_linear_create(device, &desc, list, NULL, 1, &linear));
+    mstar_linear_destroy(linear);
+}
+
 /* What is asked of cuBLASLt alone, and what takes kernels of ours before and after it. */
 static void launches_by_the_operands(void **state)
 {
@@ -212,6 +234,53 @@ static void launches_by_the_operands(void **state)
         check_rows_free(&r);
         check_rows_free(&out);
         mstar_linear_destroy(linear);
+    }
+}
+
+/* One product with these strides, against float64. */
+static void check_strides(const mstar_linear *linear, mstar_dtype panel, mstar_dtype out_dtype,
+                          int64_t rows, int64_t x_stride, int64_t out_stride)
+{
+    check_rng rng = {13};
+    check_rows x = check_rows_make(panel, rows, K, rows == 1 ? K : x_stride);
+    check_rows out = check_rows_make(out_dtype, rows, N, N);
+    check_rows_fill(&x, &rng, -1.0, 1.0);
+    x.tensor.strides[0] = x_stride;
+    out.tensor.strides[0] = out_stride;
+    CHECK_OK(card_linear_run(linear, level.streams[0], &x.tensor, NULL, &out.tensor));
+    x.tensor.strides[0] = rows == 1 ? K : x_stride;
+    out.tensor.strides[0] = N;
+    linear_check_product("strides", &weights, linear_wide, linear_has_dots(&level, panel),
+                         MSTAR_ACTIVATION_NONE, &x, NULL, &out);
+    check_rows_outside(&out, "out");
+    check_rows_free(&x);
+    check_rows_free(&out);
+}
+
+/* Rows of x that overlap, and one row whose stride says nothing: neither the library nor the copy
+ * engine is told a distance that it refuses. */
+static void any_stride(void **state)
+{
+    (void)state;
+    static const int64_t shared[] = {0, 8, 16, K - 8, K - 1}, alone[] = {0, 1, 8, K, 1LL << 40};
+    for (int old = 0; old < (card_is_real() ? 1 : 2); old++) {
+        for (int i = 0; i < 4; i++) {
+            mstar_dtype panel = i < 2 ? MSTAR_DTYPE_F32 : MSTAR_DTYPE_BF16;
+            mstar_dtype out = i % 2 == 0 ? MSTAR_DTYPE_F32 : MSTAR_DTYPE_BF16;
+            (void)tear_down(NULL);
+            (void)set_up(NULL);
+            if (old == 1)
+                mst_cuda_of(device)->major = 8;
+            mstar_linear *linear = linear_make(&level, &weights, panel, MSTAR_ACTIVATION_NONE);
+            linear_weights_widen(&weights, panel, linear_wide);
+            for (size_t s = 0; s < sizeof shared / sizeof shared[0]; s++)
+                check_strides(linear, panel, out, ROWS, shared[s], N);
+            for (size_t s = 0; s < sizeof alone / sizeof alone[0]; s++) {
+                check_strides(linear, panel, out, 1, alone[s], N);
+                check_strides(linear, panel, out, 1, K, alone[s]);
+            }
+            mstar_linear_destroy(linear);
+        }
     }
 }
 
@@ -397,7 +466,9 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(the_reason_is_told, set_up, tear_down),
         cmocka_unit_test_setup_teardown(refuses_rows_that_depend_on_their_number, set_up,
                                         tear_down),
+        cmocka_unit_test_setup_teardown(refuses_rows_that_depend_on_the_sharing, set_up, tear_down),
         cmocka_unit_test_setup_teardown(launches_by_the_operands, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(any_stride, set_up, tear_down),
         cmocka_unit_test_setup_teardown(f16_is_near, set_up, tear_down),
         cmocka_unit_test_setup_teardown(bits_of_the_row_kernels, set_up, tear_down),
         cmocka_unit_test_setup_teardown(replays_have_eagers_bits, set_up, tear_down),

@@ -59,6 +59,7 @@ typedef struct mst_cuda_attn_args {
     int32_t head_dim;                  /* true */
     int32_t window_left, window_right; /* MST_CUDA_NO_WINDOW: no limit */
     float scale_log2;                  /* |sm_scale| * log2 e, never 0 */
+    float half_scale;                  /* sm_scale * log2 e / 2, what the plain kernels take */
     int32_t negative;                  /* sm_scale is below 0 */
     int32_t elements;                  /* q, k, v cannot be read 16 bytes at a time */
     int32_t out_vector;                /* rows of out may be written 16 bytes at a time */

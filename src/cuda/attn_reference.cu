@@ -4,9 +4,13 @@
  *
  * A warp takes one query row of one head; a lane scores one key of 32 and then holds every 32nd
  * column of the result. Keys go in blocks of 32 counted from the segment's first key, with an online
- * softmax over them; keys that the row does not see are never read. Any head dim to 256, any stride.
+ * softmax over them; keys that the row does not see are never read. Scores are kept halved, so that
+ * any score that f32 holds stays finite in base 2. Any head dim to 256, any stride.
  */
 #include "cuda/attn_args.h"
+#if defined(__CUDACC__)
+#include "cuda/attn_instructions.cuh"
+#endif
 
 namespace {
 
@@ -17,26 +21,10 @@ struct f32 {
     static __device__ float load(const float *p) { return *p; }
     static __device__ void store(float *p, float x) { *p = x; }
 };
-struct bf16 {
+template <typename T> struct half {
     typedef uint16_t type;
-    static __device__ float load(const uint16_t *p) { return __uint_as_float((uint32_t)*p << 16); }
-    static __device__ void store(uint16_t *p, float x)
-    {
-        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(*p) : "f"(x));
-    }
-};
-struct f16 {
-    typedef uint16_t type;
-    static __device__ float load(const uint16_t *p)
-    {
-        float x;
-        asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(*p));
-        return x;
-    }
-    static __device__ void store(uint16_t *p, float x)
-    {
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(*p) : "f"(x));
-    }
+    static __device__ float load(const uint16_t *p) { return mst::widen<T>(*p); }
+    static __device__ void store(uint16_t *p, float x) { *p = (uint16_t)mst::pack<T>(x, x); }
 };
 
 __device__ float warp_max(float x)
@@ -52,6 +40,13 @@ __device__ float warp_sum(float x)
     return x;
 }
 
+/* 2^(2 (x - top)) for halved scores. */
+__device__ float weight_of(float x, float top)
+{
+    float below = __fsub_rn(x, top);
+    return exp2f(__fadd_rn(below, below));
+}
+
 template <typename T>
 __device__ void one_row(const mst_cuda_attn_args &a, const mst_cuda_attn_item &item, int causal,
                         int kv_head, int packed, float *q)
@@ -62,7 +57,6 @@ __device__ void one_row(const mst_cuda_attn_args &a, const mst_cuda_attn_item &i
     int64_t head = (int64_t)kv_head * a.group + packed % a.group;
     int64_t row = (int64_t)item.q_first + token;
     const element *q_from = (const element *)a.q + row * a.q_row_stride + head * a.q_head_stride;
-    float scale = a.negative ? -a.scale_log2 : a.scale_log2;
     __syncwarp();
     for (int d = lane; d < a.head_dim; d += 32)
         q[d] = T::load(q_from + d);
@@ -85,12 +79,12 @@ __device__ void one_row(const mst_cuda_attn_args &a, const mst_cuda_attn_item &i
             float dot = 0.0f;
             for (int d = 0; d < a.head_dim; d++)
                 dot = __fmaf_rn(q[d], T::load(k + d), dot);
-            s = __fmul_rn(dot, scale);
+            s = __fmul_rn(dot, a.half_scale);
         }
         float largest = fmaxf(m, warp_max(s));
         float reference = isinf(largest) && largest < 0.0f ? 0.0f : largest;
-        float p = seen ? exp2f(__fsub_rn(s, reference)) : 0.0f;
-        float shrink = exp2f(__fsub_rn(m, reference));
+        float p = seen ? weight_of(s, reference) : 0.0f;
+        float shrink = weight_of(m, reference);
         m = largest;
         l = __fmaf_rn(l, shrink, warp_sum(p));
         for (int i = 0; i < COLUMNS; i++)
@@ -116,7 +110,7 @@ __device__ void one_row(const mst_cuda_attn_args &a, const mst_cuda_attn_item &i
     if (a.lse != nullptr && lane == 0)
         a.lse[row * a.lse_row_stride + head] =
             l == 0.0f ? __uint_as_float(0xff800000u)
-                      : __fmaf_rn(m, 0.6931471805599453f, logf(l));
+                      : __fmaf_rn(m, 1.3862943611198906f, logf(l));
 }
 
 template <typename T> __device__ void run(const mst_cuda_attn_args &a)
@@ -154,10 +148,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     mst_attn_bf16_reference_sm80(const __grid_constant__ mst_cuda_attn_args args)
 {
-    run<bf16>(args);
+    run<half<mst::bf16>>(args);
 }
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     mst_attn_f16_reference_sm80(const __grid_constant__ mst_cuda_attn_args args)
 {
-    run<f16>(args);
+    run<half<mst::f16>>(args);
 }

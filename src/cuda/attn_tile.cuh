@@ -83,7 +83,7 @@ __device__ __forceinline__ float quad_sum(float x)
 
 /* ---- one instance ---------------------------------------------------------------------------- */
 
-template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile {
+template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
     static constexpr int ROWS = WARPS * 16 * MT;
     static constexpr int CHUNKS = DT / 8;           /* of 16 bytes, in a row */
     static constexpr int PITCH = (CHUNKS + 1) * 16; /* odd in chunks: ldmatrix without conflicts */
@@ -105,7 +105,6 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
     /* This thread's part. */
     float o[MT][DT / 8][4];
     float m[MT][2], l[MT][2];
-    uint32_t qf[QREG ? MT : 1][QREG ? DG : 1][4];
 
     bool special;  /* a masked block held a non-finite v in this thread's share */
     unsigned huge; /* rows with huge exponents, found so far: bit 2 i + h */
@@ -352,15 +351,8 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
         for (int d = 0; d < DG; d++) {
             uint32_t q[MT][4];
 #pragma unroll
-            for (int i = 0; i < MT; i++) {
-                if (QREG) {
-#pragma unroll
-                    for (int x = 0; x < 4; x++)
-                        q[i][x] = qf[i][d][x];
-                } else {
-                    load4(q[i], q_lane + i * 16 * PITCH + d * 32);
-                }
-            }
+            for (int i = 0; i < MT; i++)
+                load4(q[i], q_lane + i * 16 * PITCH + d * 32);
 #pragma unroll
             for (int n = 0; n < KT; n++) {
                 if (EDGE && n >= groups)
@@ -711,20 +703,6 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
             load_v<SLOW>(a, first);
         if (ONE && a.negative)
             negate_rows();
-        if (QREG) {
-            if (STAGES > 1)
-                copies_wait<1>();
-            else
-                copies_wait<0>();
-            __syncthreads();
-            uint32_t q_lane =
-                q_smem + (warp() * 16 * MT + (lane() & 15)) * PITCH + (lane() >> 4) * 16;
-#pragma unroll
-            for (int i = 0; i < MT; i++)
-#pragma unroll
-                for (int d = 0; d < DG; d++)
-                    load4(qf[QREG ? i : 0][QREG ? d : 0], q_lane + i * 16 * PITCH + d * 32);
-        }
         if (SLOW) {
             for (unsigned block = first; block <= last; block++)
                 step<true, true>(a, causal, row_mask, block, last);
@@ -810,9 +788,10 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
                     unsigned packed = (unsigned)(row_begin + first + row);
                     unsigned token = packed / (unsigned)a.group;
                     unsigned of = packed - token * (unsigned)a.group;
-                    float value = l[i][h] == 0.0f ? MST_NEG_INF
-                                                  : __fmaf_rn(__fmul_rn(m[i][h], a.scale_log2),
-                                                              0.6931471805599453f, logf(l[i][h]));
+                    float half = __fmul_rn(__fmul_rn(m[i][h], 0.5f), a.scale_log2);
+                    float value = l[i][h] == 0.0f
+                                      ? MST_NEG_INF
+                                      : __fmaf_rn(half, 1.3862943611198906f, logf(l[i][h]));
                     a.lse[(first_token + token) * a.lse_row_stride + head + of] = value;
                 }
 #pragma unroll
@@ -907,6 +886,14 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
                      : __fmaf_rn(other, add, __fmul_rn(own, keep));
     }
 
+    /* 2^((own - largest) scale); the maxima may lie further apart than f32 reaches. */
+    __device__ __forceinline__ static float shrinks(float own, float largest, float scale)
+    {
+        float half = __fsub_rn(__fmul_rn(own, 0.5f), __fmul_rn(largest, 0.5f));
+        float below = __fmul_rn(half, scale);
+        return exp2_fast(__fadd_rn(below, below));
+    }
+
     /* What is in hand, merged with a part that comes after it, or before. */
     template <bool AFTER>
     __device__ __forceinline__ void merge(const mst_cuda_attn_args &a, const float *slot)
@@ -922,8 +909,8 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
             for (int h = 0; h < 2; h++) {
                 float largest = fmaxf(m[i][h], other_m[h]);
                 float reference = largest == MST_NEG_INF ? 0.0f : largest;
-                keep[h] = exp2_fast(__fmul_rn(__fsub_rn(m[i][h], reference), scale));
-                add[h] = exp2_fast(__fmul_rn(__fsub_rn(other_m[h], reference), scale));
+                keep[h] = shrinks(m[i][h], reference, scale);
+                add[h] = shrinks(other_m[h], reference, scale);
                 m[i][h] = largest;
                 l[i][h] = joined<AFTER>(l[i][h], keep[h], other_l[h], add[h]);
             }
@@ -1070,12 +1057,12 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool QREG> struct tile
 
 /* An instance by its name. The register limit is what lets BLOCKS of them share a multiprocessor.
  */
-#define MST_ATTN_KERNEL(NAME, T, DT, BN, MT, STAGES, QREG, BLOCKS)     \
+#define MST_ATTN_KERNEL(NAME, T, DT, BN, MT, STAGES, BLOCKS)     \
     extern "C" __global__ void __launch_bounds__(mst::THREADS, BLOCKS) \
         NAME(const __grid_constant__ mst_cuda_attn_args args)          \
     {                                                                  \
         extern __shared__ __align__(128) char mst_smem[];              \
-        mst::tile<mst::T, DT, BN, MT, STAGES, QREG> t;                 \
+        mst::tile<mst::T, DT, BN, MT, STAGES> t;                 \
         t.run(args, mst_smem);                                         \
     }
 

@@ -203,6 +203,11 @@ int64_t mst_cuda_attn_part_keys(int32_t tile_head_dim, int64_t rows, int64_t num
  */
 int32_t mst_cuda_attn_tile_rows(int32_t tile_head_dim, int64_t tiles_of_64, int64_t tiles_of_128,
                                 int64_t num_kv_heads, int64_t multiprocessors);
+/*
+ * Blocks of tiles of so many rows for one multiprocessor, of those that fit; each keeps a partial
+ * result of its own, and there is memory for limit tiles of 64 rows.
+ */
+int32_t mst_cuda_attn_blocks(int32_t fit, int32_t rows, int32_t limit);
 /* The head dim of the tile that serves one: the next multiple of 16. */
 int32_t mst_cuda_attn_tile_head_dim(int32_t head_dim);
 

@@ -78,7 +78,7 @@ void mst_cuda_attn_kernel(const mstar_device *device, const mst_attn_shape *shap
         *reason = "mma.sync; tile height and stages are chosen for each plan";
 }
 
-/* Blocks of the grid that one multiprocessor is given at most. */
+/* Blocks of 64 rows that one multiprocessor is given at most. */
 static int32_t blocks_limit(const mst_attn_shape *shape)
 {
     return mst_cuda_attn_tile_head_dim(shape->head_dim) > 128 ? 2 : 4;
@@ -366,10 +366,12 @@ static bool on_16_bytes(const void *data, int64_t row_stride, int64_t head_strid
 
 static void fill_scale(float sm_scale, mst_cuda_attn_args *args)
 {
-    /* the kernels multiply a -inf by it, so it is never 0: weights of so small a scale are 1 */
+    /* the tensor-core kernels multiply a -inf by it, so it is never 0: with the least number there
+       is, weights of any scores are 1 */
     float scale = fabsf(sm_scale) * 1.44269504088896340736f;
     args->negative = sm_scale < 0.0F;
-    args->scale_log2 = scale < 0x1p-100F ? 0x1p-100F : scale;
+    args->scale_log2 = scale < 0x1p-149F ? 0x1p-149F : scale;
+    args->half_scale = sm_scale * 0.72134752044448170368f;
 }
 
 static int32_t window_of(int64_t window)
@@ -422,7 +424,8 @@ static void fill(const mst_attn_call *call, const mst_cuda_attn_image *image,
 /* Blocks stay and take work, so more than fit are never launched. */
 static unsigned grid_of(const mst_cuda *cuda, const mst_cuda_attn_image *image)
 {
-    int64_t blocks = mst_min_i64(image->function.blocks, blocks_limit(&image->shape));
+    int64_t blocks = mst_cuda_attn_blocks(image->function.blocks, image->kernel->rows,
+                                          blocks_limit(&image->shape));
     int64_t work = image->num_items * image->shape.num_kv_heads;
     return (unsigned)mst_max_i64(1, mst_min_i64(work, blocks * cuda->multiprocessors));
 }

@@ -63,7 +63,7 @@ static const mst_cuda_kernel kernels[] = {
         ROW_LINE(embedding) ROW_LINE(pooling) ROW_LINE(rotary) LINEAR_LINE(bf16, MSTAR_DTYPE_BF16)
             LINEAR_LINE(f16, MSTAR_DTYPE_F16) REFERENCE_LINE(f32, MSTAR_DTYPE_F32)
                 REFERENCE_LINE(bf16, MSTAR_DTYPE_BF16) REFERENCE_LINE(f16, MSTAR_DTYPE_F16)
-#define MST_ATTN(HD, BN, MT, STAGES, QREG, BLOCKS)        \
+#define MST_ATTN(HD, BN, MT, STAGES, BLOCKS)              \
     ATTN_LINE(bf16, MSTAR_DTYPE_BF16, HD, BN, MT, STAGES) \
     ATTN_LINE(f16, MSTAR_DTYPE_F16, HD, BN, MT, STAGES)
 #include "cuda/cuda_attn.def"

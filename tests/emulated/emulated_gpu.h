@@ -1,6 +1,6 @@
 /*
- * emulated_gpu.h - what the tensor-core attention kernel asks of a GPU, on the host: the kernel's
- * own source (attn_tile.cuh) is compiled over it as C++ and run block by block.
+ * emulated_gpu.h - what the attention kernels ask of a GPU, on the host: the kernels' own source
+ * (attn_tile.cuh, attn_reference.cu) is compiled over it as C++ and run block by block.
  *
  * Each thread of a block has a stack of its own. A thread runs until it meets something that its
  * warp or its block does together; when all of them have come, the last one does it for all. Warps
@@ -20,6 +20,8 @@
 
 #include "cuda/attn_args.h"
 
+using std::isinf;
+
 struct gpu_index {
     unsigned x;
 };
@@ -32,10 +34,10 @@ extern gpu_index threadIdx, blockIdx, gridDim;
 #define __global__
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
-#define __launch_bounds__(threads, blocks)
+#define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(bytes) alignas(bytes)
-#define __shared__
+#define __shared__ static /* blocks run one after the other */
 
 struct uint4 {
     uint32_t x, y, z, w;
@@ -88,6 +90,10 @@ static inline float __fmaf_rn(float a, float b, float c)
 static inline int min(int a, int b)
 {
     return a < b ? a : b;
+}
+static inline int max(int a, int b)
+{
+    return a > b ? a : b;
 }
 static inline uint32_t max(uint32_t a, uint32_t b)
 {

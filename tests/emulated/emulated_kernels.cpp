@@ -1,6 +1,7 @@
-/* emulated_kernels.cpp - every attention kernel of cuda_attn.def over the emulated machine. */
+/* emulated_kernels.cpp - every attention kernel over the emulated machine. */
 #include "emulated_gpu.h"
 
+#include "cuda/attn_reference.cu"
 #include "cuda/attn_tile.cuh"
 
 #include "emulated_kernels.h"
@@ -9,22 +10,30 @@
 namespace
 {
 
-template <typename T, int DT, int BN, int MT, int STAGES, bool QREG>
+template <typename T, int DT, int BN, int MT, int STAGES>
 void run_tile(const mst_cuda_attn_args &args, char *shared)
 {
-    mst::tile<T, DT, BN, MT, STAGES, QREG> t;
+    mst::tile<T, DT, BN, MT, STAGES> t;
     t.run(args, shared);
+}
+
+template <typename T> void run_plain(const mst_cuda_attn_args &args, char *)
+{
+    run<T>(args);
 }
 
 const struct {
     const char *symbol;
     emulated_kernel *kernel;
 } kernels[] = {
-#define MST_ATTN(HD, BN, MT, STAGES, QREG, BLOCKS)                   \
+    {"mst_attn_f32_reference_sm80", run_plain<f32>},
+    {"mst_attn_bf16_reference_sm80", run_plain<half<mst::bf16>>},
+    {"mst_attn_f16_reference_sm80", run_plain<half<mst::f16>>},
+#define MST_ATTN(HD, BN, MT, STAGES, BLOCKS)                   \
     {"mst_attn_bf16_hd" #HD "_m" #MT "n" #BN "s" #STAGES "_sm80",    \
-     run_tile<mst::bf16, HD, BN, MT, STAGES, QREG>},                 \
+     run_tile<mst::bf16, HD, BN, MT, STAGES>},                 \
         {"mst_attn_f16_hd" #HD "_m" #MT "n" #BN "s" #STAGES "_sm80", \
-         run_tile<mst::f16, HD, BN, MT, STAGES, QREG>},
+         run_tile<mst::f16, HD, BN, MT, STAGES>},
 #include "cuda/cuda_attn.def"
 #undef MST_ATTN
 };

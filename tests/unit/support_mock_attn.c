@@ -97,7 +97,7 @@ int mock_attention_run(mock_cuda *mock, const mst_cuda_kernel *kernel, const mst
 {
     const attn_launch all = {mock, kernel, a}, *launch = &all;
     const mst_cuda_attn_header *header = a->header;
-    if (mock->run_tile != NULL && kernel->shared_bytes > 0) {
+    if (mock->run_tile != NULL) {
         run_tile(launch, grid);
         return 0;
     }

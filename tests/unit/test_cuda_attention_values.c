@@ -1,8 +1,9 @@
 /*
  * test_cuda_attention_values.c - numbers of attention on a GPU where values are special: scores too
- * large for the cheap formula, non-finite v; each row right, and the same bits in any company. With
- * the same arguments as test_cuda_attention.
+ * large for the cheap formula, or at the ends of f32, scales next to 0, non-finite v; each row
+ * right, and the same bits in any company. With the same arguments as test_cuda_attention.
  */
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,6 +103,97 @@ static void large_scores(void **state)
     assert_int_equal(bad, 0);
 }
 
+/* One column of q and k makes the scores of one head; the other columns are 0. */
+static void one_column(const attn_problem *problem, attn_data *data, float q)
+{
+    attn_data_make(problem, data);
+    attn_fill_rows(&data->q.tensor, 0, 0, problem->q_offsets[1], 0.0F);
+    attn_fill_rows(&data->k.tensor, 0, 0, problem->kv_offsets[1], 0.0F);
+    for (int64_t row = 0; row < problem->q_offsets[1]; row++)
+        attn_set(&data->q.tensor, row, 0, 0, q);
+}
+
+static const struct {
+    mstar_dtype dtype;
+    const char *backend, *bounds;
+} ways[] = {{MSTAR_DTYPE_BF16, NULL, "sm80"},
+            {MSTAR_DTYPE_BF16, "reference", "reference"},
+            {MSTAR_DTYPE_F32, NULL, "reference"}};
+
+/* Equal scores as large as f32 and bf16 hold them: the mean of v, and a finite lse. */
+static void scores_at_the_ends(void **state)
+{
+    (void)state;
+    static const float scores[] = {0x1.fep127F, -0x1.fep127F, 0x1.8p127F, -0x1.8p127F,
+                                   0x1p127F,    0x1p-127F,    FLT_MAX,    -FLT_MAX};
+    int64_t bad = 0;
+    for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++) {
+        for (size_t i = 0; i < (ways[w].dtype == MSTAR_DTYPE_F32 ? 8 : 6); i++) {
+            attn_problem problem;
+            attn_data data;
+            large_problem(ways[w].dtype, 64, 1.0, &problem);
+            one_column(&problem, &data, 1.0F);
+            for (int64_t key = 0; key < LARGE_KEYS; key++)
+                attn_set(&data.k.tensor, key, 0, 0, scores[i]);
+            cuda_attn_run_problem(&problem, ways[w].backend, &data);
+            for (int64_t row = 0; row < LARGE_ROWS; row++) {
+                double lse = (double)scores[i] + log(LARGE_KEYS);
+                double got = (double)attn_get(&data.lse.tensor, row, 0, 0);
+                bad += !isfinite(got) || !check_near(got, lse, check_gamma(8) * (fabs(lse) + 8.0));
+                for (int32_t d = 0; d < 64; d++) {
+                    double mean = 0.0, magnitude = 0.0;
+                    for (int64_t key = 0; key < LARGE_KEYS; key++) {
+                        double v = (double)attn_get(&data.v.tensor, key, 0, d);
+                        mean += v / LARGE_KEYS;
+                        magnitude += fabs(v) / LARGE_KEYS;
+                    }
+                    bad += !check_near((double)attn_get(&data.out.tensor, row, 0, d), mean,
+                                       check_gamma(2 * LARGE_KEYS) * magnitude +
+                                           check_rounding(ways[w].dtype, mean));
+                }
+            }
+            attn_data_free(&data);
+        }
+    }
+    assert_int_equal(bad, 0);
+}
+
+/* Scales next to 0 and none over keys whose dots with q lie 2^110 apart, and further than f32
+ * reaches: all weights are the same, or what the scale makes of them; also between parts of keys.
+ */
+static void scales_next_to_zero(void **state)
+{
+    (void)state;
+    static const double scales[] = {0.0, 1e-38, -1e-38, 0x1p-120};
+    static const int exponents[] = {55, 64};
+    static const int64_t keys[] = {LARGE_KEYS, 2048};
+    int64_t bad = 0;
+    for (size_t n = 0; n < 16 * sizeof ways / sizeof ways[0]; n++) {
+        size_t w = n / 16;
+        int64_t lk = keys[n / 8 % 2];
+        attn_problem problem;
+        attn_data data;
+        attn_reference reference;
+        attn_problem_init(&problem);
+        problem.kind = ATTN_PREFIXED;
+        problem.dtype = ways[w].dtype;
+        problem.head_dim = 64;
+        problem.sm_scale = scales[n % 4];
+        problem.return_lse = 1;
+        assert_true(attn_problem_add(&problem, 3, lk));
+        int exponent = exponents[n / 4 % 2];
+        one_column(&problem, &data, ldexpf(1.0F, exponent));
+        for (int64_t key = 0; key < lk; key++)
+            attn_set(&data.k.tensor, key, 0, 0, ldexpf(key < lk / 2 ? -1.0F : 1.0F, exponent - 1));
+        attn_reference_make(&problem, &data, &reference);
+        cuda_attn_run_problem(&problem, ways[w].backend, &data);
+        bad += !attn_reference_check(&problem, &data, &reference, ways[w].bounds);
+        attn_reference_free(&reference);
+        attn_data_free(&data);
+    }
+    assert_int_equal(bad, 0);
+}
+
 /* Row r of a causal segment sees key j, and so what v holds there. */
 static bool sees(const attn_problem *problem, int64_t row, int64_t key)
 {
@@ -192,6 +284,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(large_scores, cuda_attn_set_up, cuda_attn_tear_down),
+        cmocka_unit_test_setup_teardown(scores_at_the_ends, cuda_attn_set_up, cuda_attn_tear_down),
+        cmocka_unit_test_setup_teardown(scales_next_to_zero, cuda_attn_set_up, cuda_attn_tear_down),
         cmocka_unit_test_setup_teardown(non_finite_v_stays_where_it_is_seen, cuda_attn_set_up,
                                         cuda_attn_tear_down),
         cmocka_unit_test_setup_teardown(non_finite_v_moves_no_other_row, cuda_attn_set_up,

@@ -38,11 +38,23 @@ static void tiles_by_the_layout(void **state)
     assert_int_equal(mst_cuda_attn_tile_rows(144, 256, 128, 16, 132), 64);
 }
 
+/* Memory for the partial results of a multiprocessor's blocks is counted in tiles of 64 rows. */
+static void blocks_by_their_memory(void **state)
+{
+    (void)state;
+    assert_int_equal(mst_cuda_attn_blocks(3, 64, 4), 3);
+    assert_int_equal(mst_cuda_attn_blocks(7, 64, 4), 4);
+    assert_int_equal(mst_cuda_attn_blocks(2, 128, 4), 2);
+    assert_int_equal(mst_cuda_attn_blocks(3, 128, 4), 2);
+    assert_int_equal(mst_cuda_attn_blocks(3, 64, 2), 2);
+    assert_int_equal(mst_cuda_attn_blocks(1, 128, 4), 1);
+}
+
 /* Every instance costs time to compile and room in the library. */
 static void few_enough_kernels(void **state)
 {
     (void)state;
-#define MST_ATTN(HD, BN, MT, STAGES, QREG, BLOCKS) +2 /* bf16 and f16 */
+#define MST_ATTN(HD, BN, MT, STAGES, BLOCKS) +2 /* bf16 and f16 */
     const int count = 0
 #include "cuda/cuda_attn.def"
         ;
@@ -55,6 +67,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(splits_by_the_segment_alone),
         cmocka_unit_test(tiles_by_the_layout),
+        cmocka_unit_test(blocks_by_their_memory),
         cmocka_unit_test(few_enough_kernels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

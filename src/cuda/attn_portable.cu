@@ -4,9 +4,9 @@
  */
 #include "cuda/attn_tile.cuh"
 
-#define MST_ATTN(HD, BN, MT, STAGES, BLOCKS)                                                 \
+#define MST_ATTN(HD, BN, MT, STAGES, BLOCKS)                                                       \
     MST_ATTN_KERNEL(mst_attn_bf16_hd##HD##_m##MT##n##BN##s##STAGES##_sm80, bf16, HD, BN, MT,       \
-                    STAGES, BLOCKS)                                                          \
+                    STAGES, BLOCKS)                                                                \
     MST_ATTN_KERNEL(mst_attn_f16_hd##HD##_m##MT##n##BN##s##STAGES##_sm80, f16, HD, BN, MT, STAGES, \
                     BLOCKS)
 #include "cuda/cuda_attn.def"

@@ -1057,12 +1057,12 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
 
 /* An instance by its name. The register limit is what lets BLOCKS of them share a multiprocessor.
  */
-#define MST_ATTN_KERNEL(NAME, T, DT, BN, MT, STAGES, BLOCKS)     \
+#define MST_ATTN_KERNEL(NAME, T, DT, BN, MT, STAGES, BLOCKS)           \
     extern "C" __global__ void __launch_bounds__(mst::THREADS, BLOCKS) \
         NAME(const __grid_constant__ mst_cuda_attn_args args)          \
     {                                                                  \
         extern __shared__ __align__(128) char mst_smem[];              \
-        mst::tile<mst::T, DT, BN, MT, STAGES> t;                 \
+        mst::tile<mst::T, DT, BN, MT, STAGES> t;                       \
         t.run(args, mst_smem);                                         \
     }
 

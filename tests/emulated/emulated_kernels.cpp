@@ -29,9 +29,9 @@ const struct {
     {"mst_attn_f32_reference_sm80", run_plain<f32>},
     {"mst_attn_bf16_reference_sm80", run_plain<half<mst::bf16>>},
     {"mst_attn_f16_reference_sm80", run_plain<half<mst::f16>>},
-#define MST_ATTN(HD, BN, MT, STAGES, BLOCKS)                   \
+#define MST_ATTN(HD, BN, MT, STAGES, BLOCKS)                         \
     {"mst_attn_bf16_hd" #HD "_m" #MT "n" #BN "s" #STAGES "_sm80",    \
-     run_tile<mst::bf16, HD, BN, MT, STAGES>},                 \
+     run_tile<mst::bf16, HD, BN, MT, STAGES>},                       \
         {"mst_attn_f16_hd" #HD "_m" #MT "n" #BN "s" #STAGES "_sm80", \
          run_tile<mst::f16, HD, BN, MT, STAGES>},
 #include "cuda/cuda_attn.def"

@@ -12,7 +12,8 @@ typedef struct mstc_region {
     mstar_event *order;  /* between the caller's stream and the region's; NULL on the CPU */
     PyObject *driver;    /* _capture, _make_inputs, _declare and _can_lease */
     PyObject *resources; /* Resources, or NULL */
-    PyObject *buffers;   /* list of {name: holder}: static inputs */
+    PyObject *buffers;   /* {(bs, tokens): [{name: holder} of each slot]}: static inputs */
+    PyObject *recorded;  /* set of (bs, tokens): what the prepare or capture in hand has recorded */
     PyObject *keep;      /* list: what captures read beside them */
     PyObject *outputs;   /* {name: holder} of the latest run of the region's code */
     mstc_pool *pool;
@@ -22,13 +23,83 @@ typedef struct mstc_region {
     mstc_turn turn;
 } mstc_region;
 
+/* ---- static inputs --------------------------------------------------------------------------- */
+
+static PyObject *shape_key(int64_t bs, int64_t total_tokens)
+{
+    return Py_BuildValue("(LL)", (long long)bs, (long long)total_tokens);
+}
+
+/* Slots come in order. */
+static int keep_inputs(mstc_region *self, const mstar_capture_shape *shape, PyObject *holders)
+{
+    PyObject *key = shape_key(shape->bs, shape->total_tokens);
+    PyObject *slots = key == NULL ? NULL : PyDict_GetItemWithError(self->buffers, key);
+    int result = -1;
+    if (slots != NULL) {
+        result = PyList_Append(slots, holders);
+    } else if (key != NULL && PyErr_Occurred() == NULL) {
+        slots = Py_BuildValue("[O]", holders);
+        result = slots == NULL ? -1 : PyDict_SetItem(self->buffers, key, slots);
+        Py_XDECREF(slots);
+    }
+    Py_XDECREF(key);
+    return result;
+}
+
+/* {name: holder} of a shape's slot, borrowed; NULL with an exception. */
+static PyObject *inputs_of(const mstc_region *self, const mstar_lease *lease)
+{
+    PyObject *key = shape_key(lease->key.bs, lease->key.num_tokens);
+    PyObject *slots = key == NULL ? NULL : PyDict_GetItemWithError(self->buffers, key);
+    if (slots == NULL && PyErr_Occurred() == NULL)
+        PyErr_SetObject(PyExc_KeyError, key);
+    Py_XDECREF(key);
+    return slots == NULL ? NULL : PyList_GetItem(slots, lease->slot);
+}
+
+/* What fails once is no more recorded, whatever its other slots are. */
+static int note_run(mstc_region *self, const mstar_lease *lease, bool failed, bool capturing)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *key = shape_key(lease->key.bs, lease->key.num_tokens);
+    int result = key == NULL ? -1 : 0;
+    if (key != NULL && failed)
+        result = PySet_Discard(self->recorded, key);
+    else if (key != NULL && capturing)
+        result = PySet_Add(self->recorded, key);
+    Py_XDECREF(key);
+    if (type != NULL)
+        PyErr_Restore(type, value, trace);
+    return failed || result < 0 ? -1 : 0;
+}
+
+/* After a prepare or a capture: shapes that it has not recorded are dropped, and their static
+ * inputs are given back. */
+static int drop_unrecorded(mstc_region *self)
+{
+    PyObject *keys = PyDict_Keys(self->buffers);
+    int result = keys == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; result == 0 && i < PyList_Size(keys); i++) {
+        PyObject *key = PyList_GetItem(keys, i);
+        const int recorded = PySet_Contains(self->recorded, key);
+        result = recorded < 0 ? -1 : recorded ? 0 : PyDict_DelItem(self->buffers, key);
+    }
+    Py_XDECREF(keys);
+    return result;
+}
+
 /* ---- callbacks ------------------------------------------------------------------------------- */
 
 static int run_region(mstc_region *self, const mstar_piecewise_call_inputs *call,
                       mstar_tensors *outputs, bool capturing)
 {
     PyObject *given = mstc_context_tuple(call->engine_inputs);
-    PyObject *inputs = mstc_tensors_dict(self->state, call->static_inputs, (PyObject *)self, NULL);
+    PyObject *held = inputs_of(self, call->engine_inputs->lease);
+    PyObject *inputs =
+        held == NULL ? NULL
+                     : mstc_tensors_dict(self->state, call->static_inputs, (PyObject *)self, held);
     PyObject *arrays = NULL;
     Py_CLEAR(self->outputs); /* memory that this run may have: they have been copied */
     if (given != NULL && inputs != NULL)
@@ -43,7 +114,7 @@ static int run_region(mstc_region *self, const mstar_piecewise_call_inputs *call
     Py_XDECREF(arrays);
     Py_XDECREF(inputs);
     Py_XDECREF(given);
-    return result;
+    return note_run(self, call->engine_inputs->lease, result < 0, capturing);
 }
 
 static mstar_status capture_fn(void *user, const mstar_piecewise_call_inputs *call,
@@ -91,7 +162,7 @@ static mstar_status make_inputs(void *user, const mstar_capture_shape *shape, ms
                                       lengths, (long long)shape->total_tokens);
         PyObject *holders =
             arrays == NULL ? NULL : mstc_tensors_take(self->state, arrays, &self->place, inputs);
-        status = holders != NULL && PyList_Append(self->buffers, holders) == 0
+        status = holders != NULL && keep_inputs(self, shape, holders) == 0
                      ? MSTAR_OK
                      : mstc_session_fail(shape->bs, shape->total_tokens);
         Py_XDECREF(holders);
@@ -209,21 +280,24 @@ static int create(mstc_region *self, PyObject *config, mstar_region_runner_desc 
     return mstc_session_end(&session, status);
 }
 
-/* Region(driver, resources or None, config, node, label, num_slots, num_warmups, device) */
+/* Region(driver, resources or None, config, node, label, num_slots, num_warmups, device,
+ * free_bytes, floor_bytes) */
 static PyObject *region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"driver",    "resources",   "config", "node", "label",
-                            "num_slots", "num_warmups", "device", NULL};
+    static char *names[] = {"driver",     "resources",   "config",      "node",
+                            "label",      "num_slots",   "num_warmups", "device",
+                            "free_bytes", "floor_bytes", NULL};
     PyObject *driver, *resources, *config;
     int slots, warmups;
+    long long free_bytes, floor_bytes;
     const char *device;
     mstc_place place;
     mstar_region_runner_desc desc;
     mstar_region_runner_desc_init(&desc);
     mstc_state *state = PyType_GetModuleState(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!ssiis:Region", names, &driver, &resources,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!ssiisLL:Region", names, &driver, &resources,
                                      &PyTuple_Type, &config, &desc.node, &desc.label, &slots,
-                                     &warmups, &device) ||
+                                     &warmups, &device, &free_bytes, &floor_bytes) ||
         mstc_place_of(state, device, &place) < 0)
         return NULL;
     if (resources != Py_None && Py_TYPE(resources) != state->resources_type) {
@@ -232,6 +306,8 @@ static PyObject *region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     }
     desc.num_slots = slots;
     desc.num_warmups = warmups;
+    desc.free_bytes = free_bytes;
+    desc.floor_bytes = floor_bytes;
     allocfunc alloc = PyType_GetSlot(type, Py_tp_alloc);
     mstc_region *self = (mstc_region *)alloc(type, 0);
     if (self == NULL)
@@ -240,13 +316,14 @@ static PyObject *region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->place = place;
     self->driver = Py_NewRef(driver);
     self->resources = resources == Py_None ? NULL : Py_NewRef(resources);
-    self->buffers = PyList_New(0);
+    self->buffers = PyDict_New();
+    self->recorded = PySet_New(NULL);
     self->keep = PyList_New(0);
     self->pool = mstc_pool_create(place.kind == MSTAR_DEVICE_CPU ? NULL : place.device);
     if (self->pool == NULL)
         PyErr_NoMemory();
-    if (self->buffers == NULL || self->keep == NULL || self->pool == NULL ||
-        mstc_turn_init(&self->turn) < 0 || create(self, config, &desc) < 0)
+    if (self->buffers == NULL || self->recorded == NULL || self->keep == NULL ||
+        self->pool == NULL || mstc_turn_init(&self->turn) < 0 || create(self, config, &desc) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -268,6 +345,7 @@ static int region_clear(PyObject *object)
     mstc_region *self = (mstc_region *)object;
     Py_CLEAR(self->driver);
     Py_CLEAR(self->buffers);
+    Py_CLEAR(self->recorded);
     Py_CLEAR(self->keep);
     Py_CLEAR(self->outputs);
     return 0;
@@ -306,9 +384,14 @@ static PyObject *collecting(mstc_region *self, mstar_status (*call)(mstar_region
     }
     mstc_session_begin(&session);
     session.failures = failures;
+    (void)PySet_Clear(self->recorded);
     mstar_status status;
     Py_BEGIN_ALLOW_THREADS status = call(self->runner);
-    Py_END_ALLOW_THREADS const int result = mstc_session_end(&session, status);
+    if (status == MSTAR_OK) /* what is dropped may be in use */
+        status = mstar_stream_synchronize(self->stream);
+    Py_END_ALLOW_THREADS int result = mstc_session_end(&session, status);
+    if (result == 0)
+        result = drop_unrecorded(self);
     mstc_turn_give(&self->turn);
     return mstc_collected(failures, result);
 }
@@ -454,13 +537,15 @@ static PyObject *region_info(PyObject *object, PyObject *unused)
         return NULL;
     }
     return Py_BuildValue(
-        "{s:i,s:L,s:L,s:n,s:n,s:n,s:n,s:L,s:L,s:L,s:L,s:L}", "num_slots", (int)info.num_slots,
-        "num_shapes", (long long)info.num_shapes, "num_captured", (long long)info.num_captured,
-        "pool_bytes", (Py_ssize_t)mstc_pool_bytes(self->pool), "static_input_bytes",
-        (Py_ssize_t)info.static_input_bytes, "output_bytes", (Py_ssize_t)info.output_bytes,
-        "graph_bytes", (Py_ssize_t)info.graph_bytes, "capture_ns", (long long)info.capture_ns,
-        "replays", (long long)info.replays, "refused", (long long)info.refused, "tokens",
-        (long long)info.tokens, "padding_tokens", (long long)info.padding_tokens);
+        "{s:i,s:L,s:L,s:n,s:n,s:n,s:n,s:L,s:L,s:L,s:L,s:L,s:L,s:n}", "num_slots",
+        (int)info.num_slots, "num_shapes", (long long)info.num_shapes, "num_captured",
+        (long long)info.num_captured, "pool_bytes", (Py_ssize_t)mstc_pool_bytes(self->pool),
+        "static_input_bytes", (Py_ssize_t)info.static_input_bytes, "output_bytes",
+        (Py_ssize_t)info.output_bytes, "graph_bytes", (Py_ssize_t)info.graph_bytes, "capture_ns",
+        (long long)info.capture_ns, "replays", (long long)info.replays, "refused",
+        (long long)info.refused, "tokens", (long long)info.tokens, "padding_tokens",
+        (long long)info.padding_tokens, "num_unaffordable", (long long)info.num_unaffordable,
+        "resource_bytes", (Py_ssize_t)info.resource_bytes);
 }
 
 static PyMethodDef region_methods[] = {

@@ -74,6 +74,71 @@ def test_sizes_that_are_listed_twice():
     assert runner.config.total_tokens == [16, 16] and runner.config.capture_batch_sizes == [1, 1]
 
 
+def test_memory_of_a_region():
+    """What a dropped shape took is given back, the author's arrays too."""
+    made = {}
+
+    def make_buffers(shape):
+        x = np.zeros((shape.total_tokens, 4), "float32")
+        made[shape.bs, shape.total_tokens] = weakref.ref(x)
+        return {"x": x}
+
+    def make(**more):
+        made.clear()
+        config = PiecewisePackedConfig(
+            capture_fn=region, make_static_inputs=make_buffers, capture_batch_sizes=[1, 2],
+            total_tokens=[8, 16])
+        runner = PiecewiseAcceleratorGraphRunner(config, label="tower", **more)
+        runner.capture()
+        return runner
+
+    runner = make()
+    info = runner.info
+    assert info["num_unaffordable"] == 0 == info["resource_bytes"] and info["num_captured"] == 4
+    assert all(x() is not None for x in made.values())
+    need = info["output_bytes"] + info["graph_bytes"]
+    assert make(free_bytes=need).info["num_captured"] == 4
+    runner = make(free_bytes=need - 1)
+    assert runner.info["num_unaffordable"] == 1 and runner.info["num_captured"] == 3
+    assert [key for key, x in made.items() if x() is None] == [(1, 8)]
+    for more in ({"free_bytes": 0}, {"free_bytes": need, "floor_bytes": need}):
+        runner = make(**more)
+        assert runner.info["num_unaffordable"] == 4 and runner.info["num_captured"] == 0
+        assert all(x() is None for x in made.values())
+
+
+@pytest.mark.parametrize("at", ["prepare", "capture"])
+def test_static_inputs_of_a_shape_that_failed(at, caplog):
+    caplog.set_level(logging.CRITICAL, "mstarc")  # a record would keep the trace and what that refers to
+    made, kept = {}, []
+    captures = False
+
+    def make_buffers(shape):
+        x = np.ones((shape.total_tokens, 4), "float32")
+        made[shape.bs, shape.total_tokens] = weakref.ref(x)
+        return {"x": x}
+
+    def sometimes(inputs):
+        if inputs.static_inputs["x"].shape[0] == 8 and captures is (at == "capture"):
+            kept.append(inputs.static_inputs["x"])
+            raise Boom("no")
+        return region(inputs)
+
+    runner = piecewise(make_static_inputs=make_buffers, capture_fn=sometimes, capture=False)
+    runner.prepare()
+    captures = True
+    runner.capture()
+    assert runner.info["num_captured"] == 2
+    assert kept and all(x.tolist() == [[1.0] * 4] * 8 for x in kept)  # who keeps one has its memory
+    kept.clear()
+    for failure in runner.failures:
+        failure.exception.__traceback__ = None
+    gc.collect()
+    assert {key for key, x in made.items() if x() is None} == {(1, 8), (2, 8)}
+    result = runner.run({"x": rows(5)}, seq_lens=[5])
+    assert memoryview(result["out"]).tobytes() == LINEAR(rows(5)).tobytes()
+
+
 def test_region_results():
     runner = piecewise()
     first = runner.run({"x": rows(5)}, seq_lens=[5])

@@ -351,6 +351,10 @@ class PiecewiseAcceleratorGraphRunner(Runner):
         num_slots: buffers of each shape; None: 1, or 2 where the declared step wants two.
         num_warmups: runs before a capture.
         device: where captures run, a name or a torch device; None: the resources' own, else the CPU.
+        free_bytes: memory that results, graphs and the resources may take; a shape that would need more
+            is dropped. What make_static_inputs gives and what the region works in are not counted.
+            None: no bound.
+        floor_bytes: of it to be left over.
 
     capture_fn gets PiecewiseCallInputs, whose static_inputs are mstarc.Tensors on the memory that
     make_static_inputs gave (on copies, where that is not contiguous or cannot be written). On a GPU
@@ -374,6 +378,8 @@ class PiecewiseAcceleratorGraphRunner(Runner):
         num_slots: int | None = None,
         num_warmups: int = 2,
         device: Any = None,
+        free_bytes: int | None = None,
+        floor_bytes: int = 0,
     ) -> None:
         super().__init__(device, resources)
         self.config = config
@@ -389,7 +395,8 @@ class PiecewiseAcceleratorGraphRunner(Runner):
                    config.lease_before_step and config.can_lease is not None)
         self._core = _core.Region(
             self, None if resources is None else resources._core, lowered, node, label,
-            -1 if num_slots is None else num_slots, num_warmups, self._device)
+            -1 if num_slots is None else num_slots, num_warmups, self._device,
+            -1 if free_bytes is None else free_bytes, floor_bytes)
 
     def can_run(self, bs: int, num_tokens: int | None = None) -> bool:
         """True when a capture serves bs requests of num_tokens tokens in all (None: not known)."""

@@ -72,7 +72,8 @@ MSTAR_API mstar_status mstar_ragged_manager_create(mstar_device *device,
 MSTAR_API void mstar_ragged_manager_destroy(mstar_ragged_manager *manager);
 /*
  * The manager as a resource under a key. It asks for double buffering, pre-plans, and depends on
- * nothing. The manager stays the caller's and must outlive the set.
+ * nothing. The manager stays the caller's and must outlive the set. On a GPU it belongs to one set:
+ * the set is what orders the steps and plans of runners that share wrappers.
  */
 MSTAR_API mstar_status mstar_ragged_manager_get_resource(mstar_ragged_manager *manager,
                                                          const char *key, mstar_resource *resource);

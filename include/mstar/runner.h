@@ -67,7 +67,7 @@ typedef struct mstar_node_hooks {
     /* Adds the tensors that forward reads, in host memory or the device's, and does the step's host
        work. Under a lease they are copied to static buffers of the same names before the next call
        of a hook; on a GPU an eager step's numbers are sent there as well. Integers lie, step by
-       step, where the first dummy step had them. */
+       step, where the first dummy step of a walk had them. */
     mstar_status (*preprocess)(void *user, const mstar_step_context *context,
                                const mstar_node_input *inputs, int64_t count,
                                mstar_tensors *tensors);
@@ -134,8 +134,9 @@ MSTAR_API mstar_stream *mstar_graph_runner_get_stream(const mstar_graph_runner *
  * Runners that share resources are all prepared before the first of them captures, unless none of
  * the resources moves what it has claimed; one that would is told (mstar_claim.captured) and
  * refuses. Their steps come one at a time, and on a GPU one after another whatever their streams;
- * one of them at a time plans ahead. Buckets of equal keys share what the resources hold for them,
- * until the last runner that claimed them is destroyed or has dropped them.
+ * one of them at a time plans ahead, a plan and the steps in its slot likewise one after another,
+ * and none while one is prepared or captures. Buckets of equal keys share what the resources hold
+ * for them, until the last runner that claimed them is destroyed or has dropped them.
  */
 MSTAR_API mstar_status mstar_graph_runner_prepare(mstar_graph_runner *runner);
 
@@ -190,8 +191,8 @@ MSTAR_API mstar_status mstar_graph_runner_step(mstar_graph_runner *runner,
  * being made ready is waited for; a plan that serves no step after all is dropped.
  * On a GPU the plan is sent on step->stream, NULL: a stream of the runner's for plans alone; it
  * waits there for the step that used the slot last, and the step that comes waits for the plan.
- * MSTAR_OUT_OF_ORDER without resources or with one slot; MSTAR_NOT_SUPPORTED when a resource
- * cannot.
+ * MSTAR_OUT_OF_ORDER without resources or with one slot, and until the runner has captured;
+ * MSTAR_NOT_SUPPORTED when a resource cannot.
  */
 MSTAR_API mstar_status mstar_graph_runner_pre_plan(mstar_graph_runner *runner,
                                                    const mstar_runner_step *step,

@@ -200,7 +200,8 @@ typedef struct mstar_resource_hooks {
     mstar_status (*claim_bytes)(void *self, const mstar_step_context *context,
                                 const mstar_resource_step *step, size_t *bytes);
     /* A lease is claimed once less: it is not captured after all, or its runner is destroyed. Once
-       nobody claims it, what was taken for it alone is given back, and a plan for it is over. */
+       nobody claims it, what was taken for it alone is given back, and a plan for it is over. Not
+       called without claim. The managers of ragged attention ignore a lease that is not claimed. */
     void (*unclaim)(void *self, const mstar_lease *lease);
 } mstar_resource_hooks;
 
@@ -238,7 +239,8 @@ MSTAR_API mstar_status mstar_resources_claim(mstar_resources *resources, const m
 MSTAR_API mstar_status mstar_resources_claim_bytes(mstar_resources *resources,
                                                    const mstar_step_context *context,
                                                    const mstar_step *step, size_t *bytes);
-/* One lease of a claim. A runner gives back those of buckets that it drops, and all at its end. */
+/* One lease of a claim, told to the resources that have both hooks. A runner gives back those of
+ * buckets that it drops, and all at its end. */
 MSTAR_API void mstar_resources_unclaim(mstar_resources *resources, const mstar_lease *lease);
 MSTAR_API mstar_status mstar_resources_validate(mstar_resources *resources);
 MSTAR_API size_t mstar_resources_memory_bytes(const mstar_resources *resources);

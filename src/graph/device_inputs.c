@@ -92,31 +92,40 @@ mstar_status mst_send_gathered(mstar_stream *stream, const mstar_tensor *from,
 
 /* ---- eager steps ----------------------------------------------------------------------------- */
 
-/* The static input of that name that a capture has; NULL: none. */
-static const mst_static_input *captured_input(const mstar_graph_runner *runner, const char *name)
+/* The static input of that name that captures of the step's walk have, else that any has; NULL:
+ * none. */
+static const mst_static_input *captured_input(const mstar_graph_runner *runner,
+                                              const mstar_runner_step *step, const char *name)
 {
-    const mst_static_input *input = NULL;
-    for (int64_t i = 0; i < runner->num_configs && input == NULL; i++)
-        input = mst_static_inputs_find(&runner->config_states[i].inputs, name);
-    return input;
+    const mst_static_input *other = NULL;
+    for (int64_t i = 0; i < runner->num_configs; i++) {
+        const mst_static_input *input =
+            mst_static_inputs_find(&runner->config_states[i].inputs, name);
+        if (input != NULL && mst_config_serves_step(runner->configs[i], step))
+            return input;
+        other = other != NULL ? other : input;
+    }
+    return other;
 }
 
 /* Host memory that forward will see on the device: numbers, and integers that were captured there.
  */
-static bool is_to_be_sent(const mstar_graph_runner *runner, const mstar_named_tensor *item)
+static bool is_to_be_sent(const mstar_graph_runner *runner, const mstar_runner_step *step,
+                          const mstar_named_tensor *item)
 {
     if (item->tensor.device_kind != MSTAR_DEVICE_CPU)
         return false;
     if (!mst_input_is_host(runner->device, &item->tensor))
         return true;
-    const mst_static_input *captured = captured_input(runner, item->name);
+    const mst_static_input *captured = captured_input(runner, step, item->name);
     return captured != NULL && captured->buffer != NULL;
 }
 
 /* Integers that were captured in host memory are read there. */
-static mstar_status check_view(const mstar_graph_runner *runner, const mstar_named_tensor *item)
+static mstar_status check_view(const mstar_graph_runner *runner, const mstar_runner_step *step,
+                               const mstar_named_tensor *item)
 {
-    const mst_static_input *captured = captured_input(runner, item->name);
+    const mst_static_input *captured = captured_input(runner, step, item->name);
     mstar_tensor want = item->tensor;
     if (captured != NULL && captured->buffer == NULL)
         want.device_kind = MSTAR_DEVICE_CPU;
@@ -124,15 +133,15 @@ static mstar_status check_view(const mstar_graph_runner *runner, const mstar_nam
 }
 
 /* What forward will see of each tensor: those to be sent are compact and have no memory yet. */
-static mstar_status list_views(mstar_graph_runner *runner)
+static mstar_status list_views(mstar_graph_runner *runner, const mstar_runner_step *step)
 {
     const mstar_device *device = runner->device;
     mst_tensors_clear(&runner->eager_inputs);
     for (int64_t i = 0; i < runner->staged.count; i++) {
         const mstar_named_tensor *item = &runner->staged.items[i];
         mstar_tensor view = item->tensor;
-        MST_TRY(check_view(runner, item));
-        if (is_to_be_sent(runner, item)) {
+        MST_TRY(check_view(runner, step, item));
+        if (is_to_be_sent(runner, step, item)) {
             view = mstar_tensor_make(NULL, view.dtype, view.rank, view.shape);
             mst_put_on_device(device, &view);
         }
@@ -160,7 +169,7 @@ static mstar_status send(mstar_stream *stream, const mstar_tensor *from, const m
     return mst_send_gathered(stream, from, to, bytes);
 }
 
-mstar_status mst_eager_inputs(mstar_graph_runner *runner, mstar_stream *stream,
+mstar_status mst_eager_inputs(mstar_graph_runner *runner, const mstar_runner_step *step,
                               const mstar_tensors **inputs)
 {
     mstar_tensors *views = &runner->eager_inputs;
@@ -168,15 +177,15 @@ mstar_status mst_eager_inputs(mstar_graph_runner *runner, mstar_stream *stream,
     *inputs = &runner->staged;
     if (mst_device_is_host(runner->device))
         return MSTAR_OK;
-    MST_TRY(list_views(runner));
+    MST_TRY(list_views(runner, step));
     MST_TRY(mst_scratch_bytes(views, true, &bytes));
     MST_TRY(mst_eager_reserve(runner, bytes, &runner->eager_input_pool));
     int64_t at = 0;
     mst_scratch_place(views, runner->device, mstar_buffer_get_data(runner->eager_input_pool));
     for (; at < views->count; at++) {
         const mstar_named_tensor *item = &runner->staged.items[at];
-        if (is_to_be_sent(runner, item))
-            MST_TRY(send(stream, &item->tensor, &views->items[at].tensor));
+        if (is_to_be_sent(runner, step, item))
+            MST_TRY(send(step->stream, &item->tensor, &views->items[at].tensor));
         else
             views->items[at].tensor = item->tensor; /* an empty one has been placed too */
     }

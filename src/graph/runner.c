@@ -62,7 +62,7 @@ static mstar_status check_desc(const mstar_graph_runner_desc *desc, mstar_node_h
             return mst_fail(MSTAR_INVALID_ARGUMENT, "desc.configs[%lld] is NULL", (long long)i);
     }
     if (desc->num_slots != -1)
-        MST_TRY(mst_check_range("desc.num_slots", desc->num_slots, 1, 64));
+        MST_TRY(mst_check_range("desc.num_slots", desc->num_slots, 1, MST_MAX_SLOTS));
     MST_TRY(mst_check_range("desc.num_warmups", desc->num_warmups, 0, 100));
     MST_TRY(mst_check_range("desc.free_bytes", desc->free_bytes, -1, INT64_MAX));
     MST_TRY(mst_check_range("desc.floor_bytes", desc->floor_bytes, 0, INT64_MAX));
@@ -197,17 +197,6 @@ static mstar_status fill(const mstar_graph_runner_desc *desc, mstar_graph_runner
     return mst_order_open(runner);
 }
 
-static bool init_lock(pthread_mutex_t *lock)
-{
-    pthread_mutexattr_t kind;
-    if (pthread_mutexattr_init(&kind) != 0)
-        return false;
-    bool made = pthread_mutexattr_settype(&kind, PTHREAD_MUTEX_ERRORCHECK) == 0 &&
-                pthread_mutex_init(lock, &kind) == 0;
-    (void)pthread_mutexattr_destroy(&kind);
-    return made;
-}
-
 mstar_status mst_runner_enter(mstar_graph_runner *runner)
 {
     if (!atomic_exchange(&runner->busy, true))
@@ -240,7 +229,8 @@ mstar_status mstar_graph_runner_create(mstar_device *device, const mstar_graph_r
     made->device = device;
     made->latest_slot = made->open_slot = -1;
     made->hooks = hooks;
-    if (!init_lock(&made->lock)) {
+    made->lock = desc.resources != NULL ? &desc.resources->planning : &made->own_lock;
+    if (!mst_init_checked_lock(&made->own_lock)) {
         mst_free(made);
         return mst_fail(MSTAR_OUT_OF_MEMORY, "a graph runner: the system gives no lock");
     }
@@ -277,9 +267,9 @@ void mstar_graph_runner_destroy(mstar_graph_runner *runner)
 {
     if (runner == NULL)
         return;
+    mst_resources_drop_planner(runner->resources, runner); /* nobody takes it over */
     (void)mst_order_wait(runner);
-    for (int32_t slot = 0; slot < runner->num_slots; slot++)
-        mstar_resources_drop_pre_plan(runner->resources, slot); /* nobody takes it over */
+    (void)mst_order_wait_plans(runner);
     for (int64_t i = 0; i < runner->padding_added; i++)
         mstar_resources_remove_request(runner->resources, runner->first_padding - i);
     for (int64_t i = 0; runner->captures != NULL && i < runner->num_buckets * runner->num_slots;
@@ -317,7 +307,7 @@ void mstar_graph_runner_destroy(mstar_graph_runner *runner)
     mst_free(runner->regions);
     mst_free(runner->region_labels);
     mst_free(runner->node);
-    (void)pthread_mutex_destroy(&runner->lock);
+    (void)pthread_mutex_destroy(&runner->own_lock);
     mst_free(runner);
 }
 

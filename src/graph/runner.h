@@ -43,7 +43,7 @@ void mst_copy_elements(const mstar_tensor *from, const mstar_tensor *to, size_t 
 mstar_status mst_send_gathered(mstar_stream *stream, const mstar_tensor *from,
                                const mstar_tensor *to, size_t bytes);
 /* What the forward of an eager step reads: runner->staged, numbers sent to the device. */
-mstar_status mst_eager_inputs(mstar_graph_runner *runner, mstar_stream *stream,
+mstar_status mst_eager_inputs(mstar_graph_runner *runner, const mstar_runner_step *step,
                               const mstar_tensors **inputs);
 
 /* ---- static_inputs.c: buffers that captures read --------------------------------------------- */
@@ -176,13 +176,13 @@ struct mstar_graph_runner {
     mstar_graph_agree agree;
     void *agree_user;
 
-    mst_runner_phase phase;
-    bool laid_out, taken;       /* how far prepare is */
-    bool unaffordable;          /* why the bucket under way failed */
-    size_t held_before;         /* what free_bytes does not count */
-    mstar_status first_failure; /* of a bucket */
-    mst_runner_bucket *buckets; /* in the order of capture */
-    mstar_graph_bucket *table;  /* the same, for mstar_graph_choose */
+    _Atomic mst_runner_phase phase; /* READY: captured does not change any more */
+    bool laid_out, taken;           /* how far prepare is */
+    bool unaffordable;              /* why the bucket under way failed */
+    size_t held_before;             /* what free_bytes does not count */
+    mstar_status first_failure;     /* of a bucket */
+    mst_runner_bucket *buckets;     /* in the order of capture */
+    mstar_graph_bucket *table;      /* the same, for mstar_graph_choose */
     uint8_t *captured;
     int64_t num_buckets;
     mst_capture *captures; /* [bucket * num_slots + slot] */
@@ -195,9 +195,10 @@ struct mstar_graph_runner {
     const mstar_graph_runner *like; /* of the same configs: its choices are taken over; or NULL */
 
     /* Held while a step is made ready and while one is planned ahead, let go before the forward:
-       whoever comes second sees which slot is next. */
-    pthread_mutex_t lock; /* refuses a thread that has it already: a hook that calls back */
-    atomic_bool busy;     /* in prepare, capture or a step */
+       whoever comes second sees which slot is next. Runners over a set have that of the set. It
+       refuses a thread that has it already: a hook that calls back. */
+    pthread_mutex_t *lock, own_lock;
+    atomic_bool busy; /* in prepare, capture or a step */
     int32_t next_slot;
     bool sync; /* MSTAR_ENGINE_STEP_SYNC */
     int64_t max_bs;
@@ -234,18 +235,25 @@ void mst_order_close(mstar_graph_runner *runner);
 size_t mst_order_bytes(const mstar_graph_runner *runner);
 /* The host waits for the latest step: before memory that it uses is given back. */
 mstar_status mst_order_wait(const mstar_graph_runner *runner);
-/* And for the latest of the runners that share its resources: before plans of a capture. */
+/* The same for the plans that it made ahead. */
+mstar_status mst_order_wait_plans(const mstar_graph_runner *runner);
+/* For all steps and plans of the runners that share its resources: before plans of a capture. */
 mstar_status mst_order_wait_all(const mstar_graph_runner *runner);
-/* Around a step in a slot. end: whatever the step's status, which it passes on, and however far the
- * step came. */
+/* Around a step in a slot; begin with the lock held. end: whatever the step's status, which it
+ * passes on, and however far the step came; a second end does nothing. A step that could not be
+ * made ready ends before the lock is let go: what it planned is not present, so that nobody refuses
+ * to plan over it. */
 mstar_status mst_order_begin(mstar_graph_runner *runner, int32_t slot, mstar_stream *stream);
 mstar_status mst_order_end(mstar_graph_runner *runner, mstar_stream *stream, mstar_status status);
-/* Around a plan that is made ahead into a slot. */
+/* Around a plan that is made ahead into a slot, with the lock held; end as with steps. */
 mstar_status mst_order_plan_begin(mstar_graph_runner *runner, int32_t slot, mstar_stream *stream);
-mstar_status mst_order_plan_end(mstar_graph_runner *runner, int32_t slot, mstar_stream *stream);
+mstar_status mst_order_plan_end(mstar_graph_runner *runner, int32_t slot, mstar_stream *stream,
+                                mstar_status status);
 
 /* ---- serve_step.c ---------------------------------------------------------------------------- */
 
+/* Whether the config's captures are of the step's walk and key info. */
+bool mst_config_serves_step(const mstar_graph_config *config, const mstar_runner_step *step);
 /* Grows a buffer of eager steps to so many bytes; what it held is lost. */
 mstar_status mst_eager_reserve(mstar_graph_runner *runner, size_t bytes, mstar_buffer **buffer);
 

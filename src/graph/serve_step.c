@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "graph/runner.h"
+#include "step/step.h"
 
 static mstar_status check_step(const mstar_graph_runner *runner, const mstar_runner_step *step)
 {
@@ -51,10 +52,21 @@ static mstar_status choose(const mstar_graph_runner *runner, const mstar_runner_
 /* A thread that has it already is in a hook. */
 static mstar_status lock(mstar_graph_runner *runner)
 {
-    return pthread_mutex_lock(&runner->lock) == 0
+    return pthread_mutex_lock(runner->lock) == 0
                ? MSTAR_OK
                : mst_fail(MSTAR_OUT_OF_ORDER,
-                          "%s: the runner is called from inside of one of its hooks", runner->node);
+                          "%s: the runner is called from inside of one of its hooks, or of those "
+                          "of a runner over the same resources",
+                          runner->node);
+}
+
+/* After a step was made ready, or not. */
+static mstar_status unlock(mstar_graph_runner *runner, mstar_stream *stream, mstar_status status)
+{
+    if (status != MSTAR_OK)
+        status = mst_order_end(runner, stream, status);
+    (void)pthread_mutex_unlock(runner->lock);
+    return status;
 }
 
 /* ---- replay ---------------------------------------------------------------------------------- */
@@ -143,8 +155,7 @@ static mstar_status replay(mstar_graph_runner *runner, const mstar_runner_step *
 {
     leased_step leased = {.tokens = 0};
     MST_TRY(lock(runner));
-    mstar_status status = make_ready(runner, step, index, &leased);
-    (void)pthread_mutex_unlock(&runner->lock);
+    mstar_status status = unlock(runner, step->stream, make_ready(runner, step, index, &leased));
     if (status == MSTAR_OK)
         status = launch(runner, step, &leased);
     status = mst_order_end(runner, step->stream, status);
@@ -222,11 +233,9 @@ static mstar_status eager_step(mstar_graph_runner *runner, const mstar_runner_st
     mstar_step_context context;
     MST_TRY(reserve(runner, size));
     MST_TRY(lock(runner));
-    mstar_status status = ready_eager(runner, step, &context);
-    (void)pthread_mutex_unlock(&runner->lock);
-    MST_TRY(status);
+    MST_TRY(unlock(runner, step->stream, ready_eager(runner, step, &context)));
     const mstar_tensors *inputs;
-    MST_TRY(mst_eager_inputs(runner, step->stream, &inputs));
+    MST_TRY(mst_eager_inputs(runner, step, &inputs));
     runner->eager_tokens = tokens;
     runner->eager_requests = step->count;
     const mstar_frame frame = {
@@ -265,14 +274,18 @@ static mstar_status run_eager(mstar_graph_runner *runner, const mstar_runner_ste
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
+bool mst_config_serves_step(const mstar_graph_config *config, const mstar_runner_step *step)
+{
+    return mst_config_serves(config, step->walk) &&
+           mst_same_text(config->key_info, step->additional_key_info);
+}
+
 /* Plan tokens of an eager step: those of the first config that lists its walk, else its input's. */
 static int64_t eager_multiplier(const mstar_graph_runner *runner, const mstar_runner_step *step)
 {
     for (int64_t i = 0; i < runner->num_configs; i++) {
-        const mstar_graph_config *config = runner->configs[i];
-        if (mst_config_serves(config, step->walk) &&
-            mst_same_text(config->key_info, step->additional_key_info))
-            return config->multiplier;
+        if (mst_config_serves_step(runner->configs[i], step))
+            return runner->configs[i]->multiplier;
     }
     return 1;
 }
@@ -320,6 +333,22 @@ mstar_status mstar_graph_runner_step(mstar_graph_runner *runner, const mstar_run
 
 /* ---- the next step, planned ahead ------------------------------------------------------------ */
 
+/* The lock is the caller's. */
+static mstar_status plan_ahead(mstar_graph_runner *runner, const mstar_runner_step *step,
+                               int64_t index)
+{
+    leased_step leased;
+    int32_t at = runner->next_slot;
+    mst_slot *slot = &runner->slots[at];
+    MST_TRY(pad(runner, step, index, at, &leased));
+    MST_TRY(mst_declare(runner, slot->step, &leased.context, slot->padded, leased.bucket->size.bs));
+    MST_TRY(mst_order_plan_begin(runner, at, step->stream));
+    mstar_resources_drop_pre_plan(runner->resources, at);
+    runner->resources->slots[at].planner = runner;
+    mstar_status status = mstar_resources_pre_plan(runner->resources, &leased.context, slot->step);
+    return mst_order_plan_end(runner, at, step->stream, status);
+}
+
 mstar_status mstar_graph_runner_pre_plan(mstar_graph_runner *runner, const mstar_runner_step *given,
                                          mstar_graph_miss *miss)
 {
@@ -336,6 +365,9 @@ mstar_status mstar_graph_runner_pre_plan(mstar_graph_runner *runner, const mstar
                         "this one has %s and %d",
                         runner->node, runner->hooks.declare != NULL ? "resources" : "none",
                         runner->num_slots);
+    if (runner->phase != MST_RUNNER_READY)
+        return mst_fail(MSTAR_OUT_OF_ORDER, "the runner of %s plans ahead before it has captured",
+                        runner->node);
     if (step.stream == NULL)
         step.stream = runner->plan_stream;
     int64_t tokens = -1;
@@ -346,21 +378,8 @@ mstar_status mstar_graph_runner_pre_plan(mstar_graph_runner *runner, const mstar
     *miss = choice.miss;
     if (choice.index < 0)
         return MSTAR_OK;
-    leased_step leased;
     MST_TRY(lock(runner));
-    mst_slot *slot = &runner->slots[runner->next_slot];
-    mstar_status status = pad(runner, &step, choice.index, runner->next_slot, &leased);
-    if (status == MSTAR_OK)
-        status =
-            mst_declare(runner, slot->step, &leased.context, slot->padded, leased.bucket->size.bs);
-    if (status == MSTAR_OK)
-        status = mst_order_plan_begin(runner, leased.context.slot, step.stream);
-    if (status == MSTAR_OK) {
-        mstar_resources_drop_pre_plan(runner->resources, leased.context.slot);
-        status = mstar_resources_pre_plan(runner->resources, &leased.context, slot->step);
-    }
-    if (status == MSTAR_OK)
-        status = mst_order_plan_end(runner, leased.context.slot, step.stream);
-    (void)pthread_mutex_unlock(&runner->lock);
+    mstar_status status = plan_ahead(runner, &step, choice.index);
+    (void)pthread_mutex_unlock(runner->lock);
     return status == MSTAR_OK ? MSTAR_OK : mst_fail_in(status, "%s: pre_plan", runner->node);
 }

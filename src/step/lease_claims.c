@@ -62,7 +62,7 @@ bool mst_claims_drop(mst_lease_claims *claims, const mstar_lease *lease)
 {
     int64_t at = find(claims, lease);
     if (at < 0)
-        return true;
+        return false;
     if (--claims->items[at].times > 0)
         return false;
     claims->items[at] = claims->items[--claims->count];

@@ -63,6 +63,27 @@ static mstar_status fill(mstar_resources *set, const mstar_resource *list, int64
     return status;
 }
 
+bool mst_init_checked_lock(pthread_mutex_t *lock)
+{
+    pthread_mutexattr_t kind;
+    if (pthread_mutexattr_init(&kind) != 0)
+        return false;
+    bool made = pthread_mutexattr_settype(&kind, PTHREAD_MUTEX_ERRORCHECK) == 0 &&
+                pthread_mutex_init(lock, &kind) == 0;
+    (void)pthread_mutexattr_destroy(&kind);
+    return made;
+}
+
+static bool init_locks(mstar_resources *set)
+{
+    if (!mst_init_checked_lock(&set->planning))
+        return false;
+    if (pthread_mutex_init(&set->order, NULL) == 0)
+        return true;
+    (void)pthread_mutex_destroy(&set->planning);
+    return false;
+}
+
 mstar_status mstar_resources_create(const mstar_resource *list, int64_t count,
                                     mstar_resources **resources)
 {
@@ -73,6 +94,10 @@ mstar_status mstar_resources_create(const mstar_resource *list, int64_t count,
         MST_TRY(mst_check_not_null("list", list));
     MST_TRY(mst_alloc_zero(sizeof(mstar_resources), "resources", &memory));
     mstar_resources *made = memory;
+    if (!init_locks(made)) {
+        mst_free(made);
+        return mst_fail(MSTAR_OUT_OF_MEMORY, "resources: the system gives no lock");
+    }
     mstar_status status = fill(made, list, count);
     if (status != MSTAR_OK) {
         mstar_resources_destroy(made); /* holds no resource yet: none is released */
@@ -95,6 +120,8 @@ void mstar_resources_destroy(mstar_resources *resources)
     mst_free(resources->present.values);
     mst_free(resources->ahead.values);
     mst_free(resources->real);
+    (void)pthread_mutex_destroy(&resources->planning);
+    (void)pthread_mutex_destroy(&resources->order);
     mst_free(resources);
 }
 
@@ -132,15 +159,16 @@ void *mstar_resources_get_self(const mstar_resources *resources, const char *key
 /* ---- all of them ------------------------------------------------------------------------------
  */
 
+/* Those of the first count resources that are given claims. */
 static void unclaim_from(mstar_resources *set, int64_t count, const mstar_lease *lease)
 {
     for (int64_t i = count - 1; i >= 0; i--) {
-        if (set->list[i].hooks.unclaim != NULL)
-            set->list[i].hooks.unclaim(set->list[i].self, lease);
+        const mst_resource *resource = &set->list[i];
+        if (resource->hooks.claim != NULL && resource->hooks.unclaim != NULL)
+            resource->hooks.unclaim(resource->self, lease);
     }
 }
 
-/* Those of the first count resources that were given the claim. */
 static void give_back(mstar_resources *set, int64_t count, const mstar_claim *claim)
 {
     for (int64_t i = 0; i < claim->num_leases; i++)
@@ -184,6 +212,19 @@ void mst_resources_note_captured(mstar_resources *set, int by)
 {
     if (set != NULL)
         set->num_captured += by;
+}
+
+void mst_resources_drop_planner(mstar_resources *set, const void *planner)
+{
+    if (set == NULL || pthread_mutex_lock(&set->planning) != 0)
+        return;
+    for (int32_t slot = 0; slot < MST_MAX_SLOTS; slot++) {
+        if (set->slots[slot].planner != planner)
+            continue;
+        mstar_resources_drop_pre_plan(set, slot);
+        set->slots[slot].planner = NULL;
+    }
+    (void)pthread_mutex_unlock(&set->planning);
 }
 
 int64_t mst_resources_free_handle(const mstar_resources *set)

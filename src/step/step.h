@@ -5,6 +5,8 @@
 #ifndef MST_STEP_H
 #define MST_STEP_H
 
+#include <pthread.h>
+
 #include "attn/attn.h"
 #include "base/base.h"
 #include "device/backend.h"
@@ -56,6 +58,15 @@ mstar_status mst_resource_order(const mstar_resource *list, int64_t count, int64
  */
 
 #define MST_MAX_RESOURCES 1024
+#define MST_MAX_SLOTS 64
+
+/* What the runners over a set gave to one slot. The events are a runner's, and gone from here
+ * before they are destroyed. */
+typedef struct mst_set_slot {
+    mstar_event *done;    /* after the latest step; NULL: none, or a processor */
+    mstar_event *planned; /* after the latest plan made ahead; the same */
+    const void *planner;  /* who made that plan; NULL: none */
+} mst_set_slot;
 
 typedef struct mst_resource {
     const char *key;
@@ -77,7 +88,12 @@ struct mstar_resources {
     int64_t real_capacity;
     _Atomic int64_t num_captured; /* runners that have captured over the set and are alive */
     int64_t handles_taken;        /* for padding rows, from -2 down */
-    mstar_event *done; /* of the latest step that a runner gave to a device; NULL: none */
+    /* Held by a runner over the set while it makes a step ready and while it plans one ahead;
+       refuses a thread that has it already. slots[].planner goes by it. */
+    pthread_mutex_t planning;
+    pthread_mutex_t order; /* of done, and of the events in slots: for moments */
+    mstar_event *done;     /* of the latest step that a runner gave to a device; NULL: none */
+    mst_set_slot slots[MST_MAX_SLOTS];
 };
 /* -1: not there. */
 int64_t mst_resources_find(const mstar_resources *set, const char *key);
@@ -85,6 +101,10 @@ int64_t mst_resources_find(const mstar_resources *set, const char *key);
 void mst_resources_note_captured(mstar_resources *set, int by);
 /* Below all handles that runners over the set pad with. */
 int64_t mst_resources_free_handle(const mstar_resources *set);
+/* A lock that refuses a thread that has it already; false: the system gives none. */
+bool mst_init_checked_lock(pthread_mutex_t *lock);
+/* Drops the plans that this runner made ahead and that are nobody else's by now. */
+void mst_resources_drop_planner(mstar_resources *set, const void *planner);
 /* From first down, for the rows of a runner that pad. */
 void mst_resources_take_handles(mstar_resources *set, int64_t first, int64_t count);
 /* Puts the resource's key before the present text; returns status. */
@@ -106,7 +126,7 @@ typedef struct mst_lease_claims {
 /* All of them once more, or none. */
 mstar_status mst_claims_add(mst_lease_claims *claims, mst_texts *texts, const mstar_lease *leases,
                             int64_t count);
-/* Once less; true when nobody claims the lease any more. */
+/* Once less; true when it was claimed and nobody claims it any more. */
 bool mst_claims_drop(mst_lease_claims *claims, const mstar_lease *lease);
 /* The key with kept texts. */
 mstar_status mst_bucket_key_keep(mst_texts *texts, const mstar_bucket_key *bucket,

@@ -1,7 +1,7 @@
 /*
  * test_cuda_runner.c - what runners and regions do for a device with memory of its own: numbers are
- * sent there, integers stay, steps and plans wait for one another on the device and never on the
- * host. Over the mock driver, or on a card. The suites of runners and regions run there as well.
+ * sent there, integers stay, steps wait for one another on the device and never on the host. Over
+ * the mock driver, or on a card. The suites of runners and regions run there as well.
  */
 #include "support_card.h"
 #include "support_mock_cuda.h"
@@ -26,7 +26,7 @@ typedef struct echo {
     int64_t row_stride;
     mstar_buffer *there;  /* gives x from the device's memory; NULL: from the host's */
     bool ids_there;       /* says so of ids that are host memory */
-    mstar_buffer *ids_on; /* gives ids from the device's memory */
+    mstar_buffer *ids_on; /* gives ids from the device's memory, but under walk "host" */
     mstar_device_kind x_kind, ids_kind; /* that forward saw */
     const void *ids_data;
 } echo;
@@ -37,7 +37,7 @@ static mstar_status echo_preprocess(void *user, const mstar_step_context *contex
 {
     echo *e = user;
     int64_t tokens = 0;
-    (void)context;
+    bool ids_on = e->ids_on != NULL && strcmp(context->walk, "host") != 0;
     for (int64_t i = 0; i < count; i++)
         tokens += inputs[i].input_seq_len;
     mstar_tensor x = mstar_tensor_make(e->rows, MSTAR_DTYPE_F32, 2, (int64_t[]){tokens, WIDTH});
@@ -49,9 +49,9 @@ static mstar_status echo_preprocess(void *user, const mstar_step_context *contex
     mstar_tensor turned =
         mstar_tensor_make(e->turned, MSTAR_DTYPE_F32, 2, (int64_t[]){WIDTH, tokens});
     mstar_tensor ids = mstar_tensor_make(e->ids, MSTAR_DTYPE_I32, 1, &tokens);
-    if (e->ids_there || e->ids_on != NULL)
+    if (e->ids_there || ids_on)
         ids.device_kind = MSTAR_DEVICE_CUDA;
-    if (e->ids_on != NULL)
+    if (ids_on)
         ids.data = mstar_buffer_get_data(e->ids_on);
     mstar_status status = mstar_tensors_add(tensors, "x", &x);
     if (status == MSTAR_OK)
@@ -91,22 +91,25 @@ static mstar_status echo_forward(void *user, const mstar_frame *frame, mstar_ten
     return status == MSTAR_OK ? mstar_tensors_add(outputs, "z", z) : status;
 }
 
-/* One request of so many tokens through a bucket of TOKENS and one of half as many. */
+/* One request of so many tokens through a bucket of TOKENS and one of half as many; the same under
+ * a second walk, "host", where there are two configs. */
 typedef struct echo_bench {
     mstar_device *device;
-    mstar_graph_config *config;
+    const mstar_graph_config *configs[2];
+    int64_t num_configs;
     mstar_graph_runner *runner;
     echo echo;
 } echo_bench;
 
-static void echo_capture(echo_bench *b)
+static mstar_graph_config *echo_config(const char *walk)
 {
+    mstar_graph_config *config;
     static const int64_t sizes[] = {1}, lengths[] = {TOKENS, TOKENS / 2};
     static const mstar_input_seq_dim dims[] = {{.name = "turned", .dim = 1},
                                                {.name = "x", .dim = 0}};
     mstar_packed_graph_config_desc desc;
     mstar_packed_graph_config_desc_init(&desc);
-    desc.capture_graph_walk = "w";
+    desc.capture_graph_walk = walk;
     desc.capture_batch_sizes = sizes;
     desc.num_capture_batch_sizes = 1;
     desc.capture_token_lengths = lengths;
@@ -114,7 +117,15 @@ static void echo_capture(echo_bench *b)
     desc.make_node_input = node_make_input;
     desc.input_seq_dims = dims;
     desc.num_input_seq_dims = 2;
-    CHECK_OK(mstar_packed_graph_config_create(&desc, &b->config));
+    CHECK_OK(mstar_packed_graph_config_create(&desc, &config));
+    return config;
+}
+
+static void echo_capture(echo_bench *b)
+{
+    static const char *const walks[] = {"w", "host"};
+    for (int64_t i = 0; i < b->num_configs; i++)
+        b->configs[i] = echo_config(walks[i]);
     mstar_node_hooks hooks;
     mstar_node_hooks_init(&hooks);
     hooks.preprocess = echo_preprocess;
@@ -124,23 +135,23 @@ static void echo_capture(echo_bench *b)
     mstar_graph_runner_desc_init(&runner);
     runner.hooks = &hooks;
     runner.user = &b->echo;
-    const mstar_graph_config *configs[] = {b->config};
-    runner.configs = configs;
-    runner.num_configs = 1;
+    runner.configs = b->configs;
+    runner.num_configs = b->num_configs;
     CHECK_OK(mstar_graph_runner_create(b->device, &runner, &b->runner));
     CHECK_OK(mstar_graph_runner_prepare(b->runner));
     CHECK_OK(mstar_graph_runner_capture(b->runner));
     mstar_graph_runner_info info = {.struct_size = sizeof info};
     CHECK_OK(mstar_graph_runner_query(b->runner, &info));
-    assert_int_equal(info.num_captured, 2);
+    assert_int_equal(info.num_captured, 2 * b->num_configs);
     /* the largest bucket's: rows, the same turned, ids */
-    assert_int_equal(info.static_input_bytes, TOKENS * (2 * WIDTH * 4 + 4));
+    assert_int_equal(info.static_input_bytes, b->num_configs * TOKENS * (2 * WIDTH * 4 + 4));
 }
 
 static void echo_device(echo_bench *b)
 {
     memset(b, 0, sizeof *b);
     b->echo.row_stride = WIDTH;
+    b->num_configs = 1;
     b->device = level_open(1);
 }
 
@@ -153,28 +164,35 @@ static void echo_open(echo_bench *b)
 static void echo_close(echo_bench *b)
 {
     mstar_graph_runner_destroy(b->runner);
-    mstar_graph_config_destroy(b->config);
+    for (int64_t i = 0; i < b->num_configs; i++)
+        mstar_graph_config_destroy((mstar_graph_config *)(uintptr_t)b->configs[i]);
     mstar_buffer_destroy(b->echo.there);
     mstar_buffer_destroy(b->echo.ids_on);
     level_close(b->device);
     assert_int_equal(check_live_allocations(), 0);
 }
 
-static mstar_status echo_step(echo_bench *b, int64_t tokens, int eager, mstar_stream *stream,
-                              mstar_runner_result *result)
+static mstar_status echo_walk(echo_bench *b, const char *walk, int64_t tokens, int eager,
+                              mstar_stream *stream, mstar_runner_result *result)
 {
     static const int64_t handle = 3;
     const mstar_node_input input = {.input_seq_len = tokens};
     mstar_runner_step step;
     mstar_runner_step_init(&step);
     step.eager = eager;
-    step.walk = "w";
+    step.walk = walk;
     step.requests = &handle;
     step.inputs = &input;
     step.count = 1;
     step.stream = stream;
     result->struct_size = sizeof *result;
     return mstar_graph_runner_step(b->runner, &step, result);
+}
+
+static mstar_status echo_step(echo_bench *b, int64_t tokens, int eager, mstar_stream *stream,
+                              mstar_runner_result *result)
+{
+    return echo_walk(b, "w", tokens, eager, stream, result);
 }
 
 /* New numbers, a step, and what came back. */
@@ -278,6 +296,32 @@ static void integers_of_the_device(void **state)
     echo_close(&b);
 }
 
+/* One name on the device under a walk and on the host under another: an eager step has it where its
+ * own walk was captured. */
+static void integers_lie_by_walk(void **state)
+{
+    (void)state;
+    static echo_bench b;
+    mstar_runner_result result;
+    echo_device(&b);
+    b.num_configs = 2;
+    CHECK_OK(mstar_buffer_create(b.device, sizeof b.echo.ids, &b.echo.ids_on));
+    echo_capture(&b);
+    mstar_buffer *there = b.echo.ids_on;
+    for (int i = 0; i < 2; i++) {
+        b.echo.ids_on = i == 0 ? there : NULL;
+        CHECK_OK(echo_walk(&b, "w", 11, 1, NULL, &result));
+        assert_int_equal(b.echo.ids_kind, MSTAR_DEVICE_CUDA);
+        CHECK_OK(echo_walk(&b, "host", 11, 1, NULL, &result));
+        assert_int_equal(b.echo.ids_kind, MSTAR_DEVICE_CPU);
+        CHECK_OK(echo_walk(&b, "host", 11, 0, NULL, &result));
+    }
+    b.echo.ids_there = true;
+    CHECK_INVALID(echo_walk(&b, "host", 11, 1, NULL, &result), "\"ids\" is i32 on a device");
+    b.echo.ids_on = there;
+    echo_close(&b);
+}
+
 /* ---- tests of order -------------------------------------------------------------------------- */
 
 /* Each step waits, on the device, for the one before; the host waits for none. */
@@ -308,122 +352,6 @@ static void steps_of_two_streams(void **state)
     CHECK_OK(mstar_stream_synchronize(other));
     mstar_stream_destroy(other);
     echo_close(&b);
-}
-
-/* A step of one runner waits, on the device, for the last one of another over the same resources:
- * they share plans. */
-static void runners_that_share_plans(void **state)
-{
-    (void)state;
-    static bench b;
-    static node_step step;
-    static node_result got, want;
-    check_rng rng = {87};
-    mstar_graph_runner *runners[2];
-    if (card_is_real())
-        return;
-    CHECK_OK(bench_capture_with(&b, (node_fault){0}, 2, true));
-    runners[0] = b.runner;
-    mstar_node_hooks hooks = node_hooks(&b.node);
-    mstar_graph_runner_desc desc = bench_desc(&b, &hooks);
-    bench_start(&b, &desc);
-    runners[1] = b.runner;
-    const mock_cuda *mock = mock_cuda_now();
-    for (int i = 0; i < 12; i++) {
-        mstar_graph_runner *runner = runners[i % 2];
-        const void *ours = mstar_stream_get_native(mstar_graph_runner_get_stream(runner));
-        const void *theirs =
-            mstar_stream_get_native(mstar_graph_runner_get_stream(runners[1 - i % 2]));
-        int64_t syncs = mock->calls[MOCK_stream_synchronize] + mock->calls[MOCK_event_synchronize];
-        node_step_fill(&step, &rng, (int64_t[]){5, 3, 9}, 3);
-        mstar_runner_step request;
-        mstar_runner_result result = {.struct_size = sizeof result};
-        mstar_runner_step_init(&request);
-        request.eager = i / 2 % 2;
-        request.walk = "w";
-        request.requests = step.requests;
-        request.inputs = step.inputs;
-        request.count = step.count;
-        CHECK_OK(mstar_graph_runner_step(runner, &request, &result));
-        assert_true(i == 0 || track_is_after(ours, theirs)); /* before any step the host waited */
-        assert_false(track_is_after(theirs, ours));
-        if (i >= 4) /* the first eager steps make their buffers */
-            assert_int_equal(
-                mock->calls[MOCK_stream_synchronize] + mock->calls[MOCK_event_synchronize], syncs);
-    }
-    (void)node_run(b.runner, "w", &step, 1, &want);
-    mstar_graph_runner_destroy(runners[1]);
-    b.runner = runners[0];
-    (void)node_run(b.runner, "w", &step, 0, &got);
-    node_check_equal(&step, &got, &want);
-    bench_close(&b);
-}
-
-static mstar_status plan_ahead(const bench *b, const node_step *next, mstar_stream *stream)
-{
-    mstar_graph_miss miss;
-    mstar_runner_step step;
-    mstar_runner_step_init(&step);
-    step.walk = "w";
-    step.requests = next->requests;
-    step.inputs = next->inputs;
-    step.count = next->count;
-    step.stream = stream;
-    mstar_status status = mstar_graph_runner_pre_plan(b->runner, &step, &miss);
-    assert_int_equal(miss, MSTAR_GRAPH_MISS_NONE);
-    return status;
-}
-
-/* A plan made ahead, on a stream of the runner's or of the caller's, waits for the step that had
- * its slot, and the step that comes waits for the plan; the host waits for neither. */
-static void plans_made_ahead(void **state)
-{
-    (void)state;
-    static bench b;
-    static node_step step;
-    static node_result got, want;
-    check_rng rng = {83};
-    mstar_stream *theirs;
-    if (card_is_real())
-        return;
-    CHECK_OK(bench_capture_with(&b, (node_fault){0}, 2, true));
-    CHECK_OK(mstar_stream_create(b.device, 1, &theirs));
-    const mock_cuda *mock = mock_cuda_now();
-    const void *ours = mstar_stream_get_native(mstar_graph_runner_get_stream(b.runner));
-    for (int i = 0; i < 12; i++) {
-        node_step_fill(&step, &rng, (int64_t[]){5, 3, 9}, 3);
-        mstar_stream *stream = i % 2 == 0 ? theirs : NULL;
-        const void *planning =
-            mstar_stream_get_native(stream != NULL ? stream : b.runner->plan_stream);
-        assert_ptr_not_equal(planning, ours);
-        int64_t syncs = mock->calls[MOCK_stream_synchronize] + mock->calls[MOCK_event_synchronize];
-        CHECK_OK(plan_ahead(&b, &step, stream));
-        assert_int_equal(mock->calls[MOCK_stream_synchronize] + mock->calls[MOCK_event_synchronize],
-                         syncs);
-        assert_false(track_is_after(ours, planning));
-        if (i % 3 == 2) { /* another step comes: that plan is dropped, but its copy is in flight */
-            static node_step other;
-            node_step_fill(&other, &rng, (int64_t[]){1, 2}, 2);
-            assert_int_equal(node_run(b.runner, "w", &other, 0, &got), MSTAR_GRAPH_MISS_NONE);
-            assert_true(track_is_after(ours, planning));
-            continue;
-        }
-        assert_int_equal(node_run(b.runner, "w", &step, 0, &got), MSTAR_GRAPH_MISS_NONE);
-        assert_true(track_is_after(ours, planning));
-        (void)node_run(b.runner, "w", &step, 1, &want);
-        (void)node_run(b.runner, "w", &step, 1, &want); /* two: the slots' turns stay as they are */
-        node_check_equal(&step, &got, &want);
-        CHECK_OK(plan_ahead(&b, &step, stream)); /* the slot of the step before the last */
-        CHECK_OK(plan_ahead(&b, &step, stream)); /* once more */
-        (void)node_run(b.runner, "w", &step, 0, &got);
-        node_check_equal(&step, &got, &want);
-    }
-    mstar_ragged_manager_info info = {.struct_size = sizeof info};
-    CHECK_OK(mstar_ragged_manager_query(b.node.manager, &info));
-    assert_true(info.promoted > 0);
-    CHECK_OK(mstar_stream_synchronize(theirs));
-    mstar_stream_destroy(theirs);
-    bench_close(&b);
 }
 
 /* Each call of the driver that a step makes for inputs or for order, failing once: an error, and
@@ -576,9 +504,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(numbers_reach_the_device),
         cmocka_unit_test(inputs_of_the_device),
         cmocka_unit_test(integers_of_the_device),
+        cmocka_unit_test(integers_lie_by_walk),
         cmocka_unit_test(steps_of_two_streams),
-        cmocka_unit_test(runners_that_share_plans),
-        cmocka_unit_test(plans_made_ahead),
         cmocka_unit_test(calls_that_fail),
         cmocka_unit_test(free_memory_is_the_bound),
         cmocka_unit_test(regions_take_and_give_device_memory),

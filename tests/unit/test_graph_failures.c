@@ -111,13 +111,18 @@ typedef struct caller {
     const node_step *step;
     int64_t refused, calls;
     bool plans; /* the call under way is pre_plan: the others are none of its business */
+    bool captured;
 } caller;
+
+static void refuse_with(caller *c, mstar_status status, const char *text)
+{
+    c->refused += status == MSTAR_OUT_OF_ORDER && strstr(mstar_last_error(), text) != NULL;
+    c->calls++;
+}
 
 static void refuse_one(caller *c, mstar_status status)
 {
-    c->refused += status == MSTAR_OUT_OF_ORDER &&
-                  strstr(mstar_last_error(), "from inside of one of its hooks") != NULL;
-    c->calls++;
+    refuse_with(c, status, "from inside of one of its hooks");
 }
 
 static void call_back(caller *c, bool locked)
@@ -132,6 +137,9 @@ static void call_back(caller *c, bool locked)
     step.count = c->step->count;
     if (c->runner == NULL)
         return;
+    if (!c->captured)
+        refuse_with(c, mstar_graph_runner_pre_plan(c->runner, &step, &miss),
+                    "plans ahead before it has captured");
     if (locked && c->plans)
         refuse_one(c, mstar_graph_runner_pre_plan(c->runner, &step, &miss));
     refuse_one(c, mstar_graph_runner_step(c->runner, &step, &result));
@@ -199,6 +207,7 @@ static void test_hooks_that_call_back(void **state)
     c.runner = b.runner;
     CHECK_OK(mstar_graph_runner_prepare(b.runner));
     CHECK_OK(mstar_graph_runner_capture(b.runner));
+    c.captured = true;
     assert_int_equal(bench_query(&b).num_captured, 3);
     assert_int_equal(node_run(b.runner, "w", &step, 0, &replayed), MSTAR_GRAPH_MISS_NONE);
     (void)node_run(b.runner, "w", &step, 1, &eager);

@@ -211,6 +211,9 @@ static void bytes_are_told_before(void **state)
             assert_int_equal(ask_bytes(&f, &lease), 0);
             if (check_integer(&rng, 0, 9) > 0 || count == 0)
                 continue;
+            const mstar_claim claim = {
+                .struct_size = sizeof claim, .leases = &lease, .num_leases = 1};
+            CHECK_OK(mstar_resources_claim(f.set, &claim));
             live = live_bytes();
             held = ragged_info(&f).memory_bytes;
             mstar_resources_unclaim(f.set, &lease);

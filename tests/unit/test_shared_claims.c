@@ -40,6 +40,11 @@ static void claims_are_counted(void **state)
     CHECK_OK(ragged_plan(&f, &leases[0], 0));
     mstar_resources_unclaim(f.set, &leases[0]);
     assert_int_equal(ragged_info(&f).graph_wrappers, 0);
+    /* one that nobody claims stays as it is */
+    CHECK_OK(ragged_plan(&f, &leases[0], 0));
+    mstar_resources_unclaim(f.set, &leases[0]);
+    assert_int_equal(ragged_info(&f).graph_wrappers, 1);
+    CHECK_OK(ragged_run(&f, NULL, 16, 16));
     ragged_close(&f);
 }
 
@@ -67,6 +72,11 @@ static void claims_that_fail(void **state)
             CHECK_OK(ragged_plan(&f, &leases[i], 0));
             mstar_resources_unclaim(f.set, &leases[i]);
         }
+        int64_t left = ragged_info(&f).graph_wrappers; /* of leases that are not claimed */
+        assert_int_equal(left, status == MSTAR_OK ? 0 : 2);
+        CHECK_OK(mstar_resources_claim(f.set, &claim));
+        for (int i = 0; i < 2; i++)
+            mstar_resources_unclaim(f.set, &leases[i]);
         assert_int_equal(ragged_info(&f).graph_wrappers, 0); /* nothing more is claimed */
         ragged_close(&f);
     }

@@ -229,6 +229,13 @@ static void a_plan_goes_with_its_runner(void **state)
     mstar_graph_runner_destroy(p.other);
     p.other = NULL;
     CHECK_OK(plan_ahead(p.b.runner, &step)); /* slot 1 */
+    make_other(&p, -1);                      /* one that comes and goes, or never does, drops no */
+    mstar_graph_runner_destroy(p.other);     /* plan of others */
+    p.other = NULL;
+    mstar_node_hooks hooks = node_hooks(&p.b.node);
+    mstar_graph_runner_desc desc = bench_desc(&p.b, &hooks);
+    desc.num_threads = 0;
+    CHECK_INVALID(mstar_graph_runner_create(p.b.device, &desc, &p.other), "threads");
     assert_int_equal(node_run(p.b.runner, "w", &step, 0, &result), MSTAR_GRAPH_MISS_NONE);
     mstar_ragged_manager_info info = {.struct_size = sizeof info};
     CHECK_OK(mstar_ragged_manager_query(p.b.node.manager, &info));
@@ -442,15 +449,18 @@ static void rows_are_their_own(void **state)
     close_pair(&p);
 }
 
-/* The last resource refuses: those before it are told, lease by lease. */
+/* The last resource refuses: those before it that were given the claim are told, lease by lease. */
 static void a_claim_is_given_back(void **state)
 {
     (void)state;
-    rows first = {.claimed = 7}, last = {.refuses = true};
+    rows first = {.claimed = 7}, none = {.claimed = 0}, last = {.refuses = true};
+    mstar_resource_hooks without_claim = row_hooks;
+    without_claim.claim = NULL;
     const mstar_resource list[] = {{.key = "first", .hooks = &row_hooks, .self = &first},
+                                   {.key = "none", .hooks = &without_claim, .self = &none},
                                    {.key = "last", .hooks = &row_hooks, .self = &last}};
     mstar_resources *set;
-    CHECK_OK(mstar_resources_create(list, 2, &set));
+    CHECK_OK(mstar_resources_create(list, 3, &set));
     const mstar_lease leases[2] = {{.key = {"w", NULL, 1, 8}},
                                    {.key = {"w", NULL, 1, 8}, .slot = 1}};
     mstar_claim claim = {
@@ -464,7 +474,7 @@ static void a_claim_is_given_back(void **state)
     mstar_resources_unclaim(set, &leases[1]);
     mstar_resources_unclaim(set, NULL);
     mstar_resources_unclaim(NULL, &leases[0]);
-    assert_true(first.claimed == 8 && last.claimed == 1);
+    assert_true(first.claimed == 8 && last.claimed == 1 && none.claimed == 0);
     claim.leases = NULL;
     CHECK_INVALID(mstar_resources_claim(set, &claim), "claim.leases is NULL");
     claim.num_leases = -1;

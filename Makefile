@@ -97,12 +97,13 @@ analyze: deps-check ## clang's static analyzer and likely faults over the librar
 	@git ls-files 'src/*.c' ':!src/cpu/body_*' | xargs -P $(JOBS) -n 4 clang-tidy -p build/dev --quiet
 
 # In one process: the Python tests start the program or load the library, and find no more races. Left
-# out: cases of numbers at full size, which take many minutes there.
+# out: cases of numbers at full size, which take many minutes there, also over the mock of a GPU, whose
+# kernels are one thread's.
 tsan: venv model ## the unit tests and examples under the thread sanitizer
 	@cmake --preset tsan >/dev/null
 	@cmake --build --preset tsan -j $(JOBS)
 	@ctest --preset tsan -j $(JOBS) --no-tests=error -R '^(unit|example)' \
-		-E 'test_faults_(bits|memory|overflow|plans|scores|shapes)(_mock)?$$'
+		-E 'test_(faults_(bits|memory|overflow|plans|scores|shapes)(_mock)?|(attention|attention_bits|attention_poison|encoder_bits)_mock)$$'
 
 warnings: deps-check ## everything with warnings as errors, by gcc without optimisation and by clang
 	@tools/install_deps.sh clang

@@ -1,6 +1,6 @@
 /*
  * attn_instructions.cuh - what the tensor-core kernel asks of the machine: matrix instructions,
- * shared memory, copies without waiting, conversions.
+ * shared memory, copies without waiting.
  *
  * Everything else of the kernel is plain C++ over these and CUDA's own functions. The tests put an
  * emulation of both in their place and run the kernel's source on the host.
@@ -8,15 +8,10 @@
 #ifndef MST_CUDA_ATTN_INSTRUCTIONS_CUH
 #define MST_CUDA_ATTN_INSTRUCTIONS_CUH
 
-#include <stdint.h>
+#include "cuda/half_types.cuh"
 
 namespace mst
 {
-
-struct bf16 {
-};
-struct f16 {
-};
 
 template <typename T>
 __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
@@ -52,38 +47,6 @@ __device__ __forceinline__ uint32_t larger_halves(uint32_t a, uint32_t b)
     return c;
 }
 #endif
-
-/* Two floats rounded to the nearest, low half first. */
-template <typename T> __device__ __forceinline__ uint32_t pack(float low, float high);
-
-template <> __device__ __forceinline__ uint32_t pack<bf16>(float low, float high)
-{
-    uint32_t packed;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-}
-
-template <> __device__ __forceinline__ uint32_t pack<f16>(float low, float high)
-{
-    uint32_t packed;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-}
-
-/* One 16-bit element as a float. */
-template <typename T> __device__ __forceinline__ float widen(uint16_t bits);
-
-template <> __device__ __forceinline__ float widen<bf16>(uint16_t bits)
-{
-    return __uint_as_float((uint32_t)bits << 16);
-}
-
-template <> __device__ __forceinline__ float widen<f16>(uint16_t bits)
-{
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
-}
 
 /* Four 8 x 8 matrices of 16-bit elements; lane i names a row of matrix i / 8. */
 __device__ __forceinline__ void load4(uint32_t (&r)[4], uint32_t address)

@@ -11,6 +11,7 @@
  * multiplies while the other finishes and stores its tile. Rows and columns past the matrices come
  * in as zeros and are not stored.
  */
+#include "cuda/half_types.cuh"
 #include "cuda/linear_args.h"
 
 #define MST_DEVICE static __device__ __forceinline__
@@ -100,10 +101,10 @@ typedef mst_cuda_linear_args linear_args;
 namespace
 {
 
-struct bf16 {
-};
-struct f16 {
-};
+using mst::bf16;
+using mst::f16;
+using mst::pack;
+using mst::widen;
 
 constexpr int DEPTH = MST_CUDA_LINEAR_DEPTH;
 constexpr int GROUP = 128; /* threads that multiply together */
@@ -136,91 +137,54 @@ constexpr uint32_t BLOCK_BYTES = 64 * DEPTH * 2; /* of x, in a stage */
 template <typename T, int SUMS>
 __device__ __forceinline__ void multiply_add(float (&c)[SUMS], uint64_t a, uint64_t b, bool keep);
 
-template <>
-__device__ __forceinline__ void multiply_add<bf16>(float (&c)[64], uint64_t a, uint64_t b,
-                                                   bool keep)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, "
-                 "%8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, "
-                 "%24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, "
-                 "%40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, "
-                 "%56, %57, %58, %59, %60, %61, %62, %63},"
-                 " %64, %65, p, 1, 1, 0, 0;\n}\n"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]),
-                   "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]),
-                   "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
-                   "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-                   "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
-                   "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]),
-                   "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]),
-                   "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
-                   "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]),
-                   "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]),
-                   "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-                 : "l"(a), "l"(b), "r"((int32_t)keep));
-}
-
-template <>
-__device__ __forceinline__ void multiply_add<bf16>(float (&c)[16], uint64_t a, uint64_t b,
-                                                   bool keep)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, "
-                 "%8, %9, %10, %11, %12, %13, %14, %15},"
-                 " %16, %17, p, 1, 1, 0, 0;\n}\n"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]),
-                   "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]),
-                   "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
-                 : "l"(a), "l"(b), "r"((int32_t)keep));
-}
-
-template <>
-__device__ __forceinline__ void multiply_add<f16>(float (&c)[64], uint64_t a, uint64_t b, bool keep)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, "
-                 "%8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, "
-                 "%24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, "
-                 "%40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, "
-                 "%56, %57, %58, %59, %60, %61, %62, %63},"
-                 " %64, %65, p, 1, 1, 0, 0;\n}\n"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]),
-                   "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]),
-                   "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
-                   "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-                   "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
-                   "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]),
-                   "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]),
-                   "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
-                   "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]),
-                   "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]),
-                   "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-                 : "l"(a), "l"(b), "r"((int32_t)keep));
-}
-
-template <>
-__device__ __forceinline__ void multiply_add<f16>(float (&c)[16], uint64_t a, uint64_t b, bool keep)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, "
-                 "%8, %9, %10, %11, %12, %13, %14, %15},"
-                 " %16, %17, p, 1, 1, 0, 0;\n}\n"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]),
-                   "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]),
-                   "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
-                 : "l"(a), "l"(b), "r"((int32_t)keep));
-}
+/* The same for both types but for the name. */
+#define MST_MULTIPLY_ADD(TYPE) \
+    template <> \
+    __device__ __forceinline__ void multiply_add<TYPE>(float (&c)[64], uint64_t a, uint64_t b, \
+                                                       bool keep) \
+    { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n" \
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32." #TYPE "." #TYPE " {" \
+                     "%0, %1, %2, %3, %4, %5, %6, %7, " \
+                     "%8, %9, %10, %11, %12, %13, %14, %15, " \
+                     "%16, %17, %18, %19, %20, %21, %22, %23, " \
+                     "%24, %25, %26, %27, %28, %29, %30, %31, " \
+                     "%32, %33, %34, %35, %36, %37, %38, %39, " \
+                     "%40, %41, %42, %43, %44, %45, %46, %47, " \
+                     "%48, %49, %50, %51, %52, %53, %54, %55, " \
+                     "%56, %57, %58, %59, %60, %61, %62, %63}," \
+                     " %64, %65, p, 1, 1, 0, 0;\n}\n" \
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), \
+                       "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), \
+                       "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), \
+                       "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), \
+                       "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), \
+                       "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), \
+                       "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]), \
+                       "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), \
+                       "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), \
+                       "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), \
+                       "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63]) \
+                     : "l"(a), "l"(b), "r"((int32_t)keep)); \
+    } \
+ \
+    template <> \
+    __device__ __forceinline__ void multiply_add<TYPE>(float (&c)[16], uint64_t a, uint64_t b, \
+                                                       bool keep) \
+    { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n" \
+                     "wgmma.mma_async.sync.aligned.m64n32k16.f32." #TYPE "." #TYPE " {" \
+                     "%0, %1, %2, %3, %4, %5, %6, %7, " \
+                     "%8, %9, %10, %11, %12, %13, %14, %15}," \
+                     " %16, %17, p, 1, 1, 0, 0;\n}\n" \
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), \
+                       "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), \
+                       "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]) \
+                     : "l"(a), "l"(b), "r"((int32_t)keep)); \
+    }
+MST_MULTIPLY_ADD(bf16)
+MST_MULTIPLY_ADD(f16)
+#undef MST_MULTIPLY_ADD
 
 /* A matrix whose rows are 128 bytes apart, its 16-byte pieces swizzled in groups of 8 rows. */
 __device__ __forceinline__ uint64_t describe(uint32_t address)
@@ -281,32 +245,6 @@ __device__ __forceinline__ void fetch(uint32_t to, const mst_cuda_tensor_map *ma
                  "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                  "l"(map), "r"(element), "r"(row), "r"(barrier)
                  : "memory");
-}
-
-template <typename T> __device__ __forceinline__ uint32_t pack(float low, float high);
-template <> __device__ __forceinline__ uint32_t pack<bf16>(float low, float high)
-{
-    uint32_t packed;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-}
-template <> __device__ __forceinline__ uint32_t pack<f16>(float low, float high)
-{
-    uint32_t packed;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-}
-
-template <typename T> __device__ __forceinline__ float widen(uint16_t bits);
-template <> __device__ __forceinline__ float widen<bf16>(uint16_t bits)
-{
-    return __uint_as_float((uint32_t)bits << 16);
-}
-template <> __device__ __forceinline__ float widen<f16>(uint16_t bits)
-{
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
 }
 
 /* ---- tiles and the ring ---------------------------------------------------------------------- */

@@ -167,10 +167,12 @@ typedef struct mstar_runner_result {
     mstar_graph_miss miss; /* NONE: replayed */
     int32_t reserved;
     mstar_frame_size size; /* of the tensors */
-    int64_t num_tokens;    /* of them real, plan tokens of the padded step */
-    int64_t num_requests;  /* real */
+    int64_t num_tokens;    /* plan tokens of the step's own requests */
+    int64_t num_requests;  /* of the step */
     /* Results as forward named them, size.num_tokens or size.bs rows of which the first num_tokens
-       or num_requests are results. Borrowed until the runner's next step or its end. */
+       or num_requests are results, the requests' in their order. Behind them are the rows of a
+       batched bucket that pad, computed and not results, and what is left of former steps.
+       Borrowed until the runner's next step or its end. */
     const mstar_tensors *outputs;
 } mstar_runner_result;
 

@@ -162,6 +162,7 @@ def test_a_batched_region():
         x = rows(bs * 3, bs).reshape(bs, 3, 4)
         result = runner.run({"x": x}, real_bs=bs)
         assert list(result) == ["x"] and result["x"].shape == (bs, 3, 4) and result.real_len == bs
+        assert result.view("x").shape == (bs, 3, 4)
         assert memoryview(result["x"]).tobytes() == LINEAR(x.reshape(-1, 4)).tobytes()
     assert not runner.can_run(5)
 

@@ -11,11 +11,7 @@ from runner_network import DIM, HEADS, WIDTH, Boom, Network, make, packed, raw, 
 
 import mstarc
 from mstarc import ops
-from mstarc.engine.accelerator_graph_config import (
-    BatchedAcceleratorGraphConfig,
-    PackedAcceleratorGraphConfig,
-    decode_rows_then_prompt,
-)
+from mstarc.engine.accelerator_graph_config import PackedAcceleratorGraphConfig, decode_rows_then_prompt
 from mstarc.engine.accelerator_graph_runner import AcceleratorGraphRunner
 from mstarc.engine.resources.attn.ragged.wrappers import RaggedPrefillWrapper
 from mstarc.model.submodule_base import NodeInputs, Submodule
@@ -123,48 +119,6 @@ def test_order_of_captures():
     """Largest first: requests, then tokens."""
     seen = [(b["bs"], b["num_tokens"]) for b in make().buckets]
     assert seen == sorted(seen, reverse=True)
-
-
-def test_batched_configs():
-    class Decode(Submodule):
-        def preprocess(self, engine_inputs, inputs):
-            return {"x": np.concatenate([one.tensor_inputs["x"] for one in inputs])}
-
-        def forward_batched(self, engine_inputs, tensors):
-            return ops.activate(tensors["x"], "relu")
-
-    def row(value):
-        return NodeInputs({"x": np.full((1, 4), value, "float32")}, input_seq_len=1)
-
-    template = row(9)
-    config = BatchedAcceleratorGraphConfig("decode", template, capture_batch_sizes=[4, 2])
-    runner = AcceleratorGraphRunner(Decode(), [config])
-    runner.capture()
-    result = runner.run("decode", ["a", "b", "c"], [row(-1), row(2), row(3)])
-    assert result.replayed and result.bs == 4 and result.num_requests == 3
-    assert result["x"].tolist()[:3] == [[0] * 4, [2] * 4, [3] * 4]
-    assert (template.tensor_inputs["x"] == 9).all()
-
-
-def test_a_template_without_clone():
-    class Bare:
-        input_seq_len = 1
-
-        def __init__(self):
-            self.x = mstarc.zeros(1, 4)
-
-    class Decode(Submodule):
-        def preprocess(self, engine_inputs, inputs):
-            assert all(type(one) is Bare for one in inputs)
-            return {"x": np.concatenate([np.asarray(one.x) for one in inputs])}
-
-        def forward_batched(self, engine_inputs, tensors):
-            return ops.activate(tensors["x"], "tanh")
-
-    runner = AcceleratorGraphRunner(Decode(), [BatchedAcceleratorGraphConfig("d", Bare(),
-                                                                             capture_batch_sizes=[2])])
-    runner.capture()
-    assert runner.run("d", ["a"], [Bare()]).replayed
 
 
 def test_strided_static_inputs():

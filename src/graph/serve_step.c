@@ -77,7 +77,8 @@ typedef struct leased_step {
     const mst_runner_config *config;
     mst_capture *capture;
     mst_slot *slot;
-    int64_t tokens; /* padding rows' included */
+    int64_t tokens;      /* padding rows' included */
+    int64_t real_tokens; /* of the step's own requests; 0 where inputs are not built */
     mstar_step_context context;
 } leased_step;
 
@@ -98,8 +99,10 @@ static mstar_status pad(mstar_graph_runner *runner, const mstar_runner_step *ste
     for (int64_t i = 0; i < bs; i++)
         leased->slot->padded[i] =
             i < step->count && step->inputs != NULL ? step->inputs[i] : state->padding.items[i];
-    MST_TRY(mst_count_tokens(leased->slot->padded, bs,
-                             runner->configs[bucket->config_index]->multiplier, &leased->tokens));
+    const int64_t multiplier = runner->configs[bucket->config_index]->multiplier;
+    MST_TRY(mst_count_tokens(leased->slot->padded, bs, multiplier, &leased->tokens));
+    MST_TRY(mst_count_tokens(step->inputs, step->inputs == NULL ? 0 : step->count, multiplier,
+                             &leased->real_tokens));
     leased->context = (mstar_step_context){
         .struct_size = sizeof leased->context,
         .slot = slot,
@@ -166,7 +169,7 @@ static mstar_status replay(mstar_graph_runner *runner, const mstar_runner_step *
         .slot = leased.context.slot,
         .miss = MSTAR_GRAPH_MISS_NONE,
         .size = leased.bucket->size,
-        .num_tokens = leased.tokens,
+        .num_tokens = leased.real_tokens,
         .num_requests = step->count,
         .outputs = &leased.capture->outputs,
     };

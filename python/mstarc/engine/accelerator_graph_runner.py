@@ -51,7 +51,8 @@ class GraphResult(Result):
             "tokens", "waste", "not_captured", "disabled"; "empty" without requests.
         slot: which of the bucket's buffers.
         bs, bucket_tokens: the bucket; in an eager step the step's own size.
-        num_requests, num_tokens: real ones; num_tokens counts the tokens of the plan.
+        num_requests, num_tokens: of the step itself, rows that pad it left out. num_tokens counts
+            the tokens of the plan: input_seq_len times the config's multiplier.
     """
 
     def __init__(self, outputs: dict[str, Any], miss: str, slot: int, bs: int, bucket_tokens: int,
@@ -84,7 +85,8 @@ class AcceleratorGraphRunner(Runner):
         forward_batched(engine_inputs, tensors) -> dict of tensors, or one tensor, named "x". A
             config may name another method.
         declare_step(engine_inputs, inputs) -> SubmoduleStep or None, where there are resources.
-        request_outputs: names of results that have one row a request; others have one a token.
+        request_outputs: names of results that have one row a request; others have one a token. Rows
+            stand in the order of requests: those that pad come last and are not handed out.
 
     Args:
         submodule: the network.

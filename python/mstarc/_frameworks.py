@@ -17,6 +17,8 @@ _ALIASES = {
     "float16": "float16", "f16": "float16", "half": "float16",
 }
 _FP8 = re.compile(r"(float8|f8|fp8)")
+_JAX = ("jax", "jaxlib")
+_IN_STREAM_ORDER = ("torch", "cupy")  # they work, and free memory, in the order of a current stream
 
 
 class dtype:
@@ -217,23 +219,11 @@ def to_host(array: Any) -> Any:
     return numpy.asarray(array)  # jax
 
 
-def current_stream(array: Any) -> int:
-    """The stream that the caller's framework works on now, as DLPack counts: 1 is the default."""
-    name = framework_of(array)
-    if name == "torch":
-        import torch
-        return int(torch.cuda.current_stream(array.device).cuda_stream) or 1
-    if name == "cupy":
-        import cupy
-        return int(cupy.cuda.get_current_stream().ptr) or 1
-    return 1
-
-
 def work_stream(array: Any, index: int) -> int:
     """The stream of device "cuda:index" that the caller's framework works on now, as an address.
 
-    array tells the framework; without one (None, a plan) it is torch where that has used a GPU,
-    else cupy, else the default stream.
+    array tells the framework; where that has no stream to ask for (jax; None, a plan) it is torch's
+    where torch has used a GPU, else cupy's, else the default one.
     """
     name = framework_of(array)
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
@@ -245,6 +235,28 @@ def work_stream(array: Any, index: int) -> int:
     return 0
 
 
+def reading_stream(array: Any) -> int:
+    """The stream that work on an array goes to, as DLPack counts: 1 is the default, and -1 the one that
+    its own framework works on, which need not wait for itself."""
+    if framework_of(array) in _IN_STREAM_ORDER:
+        return -1
+    return work_stream(array, int(array.__dlpack_device__()[1])) or 1
+
+
+_FREES_AT_ONCE, _NEVER_CHANGES = 1, 2
+
+
+def habits(array: Any) -> int:
+    """What an array's framework does with memory that it has handed out.
+
+    1: it may give it away while streams of ours still read it. 2: its arrays never change, whatever
+    their capsules say, so nothing is written to them.
+    """
+    framework = framework_of(array)
+    return (0 if framework in _IN_STREAM_ORDER else _FREES_AT_ONCE) | \
+        (_NEVER_CHANGES if framework in _JAX else 0)
+
+
 def cast(array: Any, name: str) -> Any:
     """A contiguous array of another dtype, made by its own framework where it lies."""
     if framework_of(array) == "torch":
@@ -252,10 +264,12 @@ def cast(array: Any, name: str) -> Any:
         return array.to(getattr(torch, name)).contiguous()
     if framework_of(array) == "mstarc":
         return array.to(name)
+    if framework_of(array) == "cupy":
+        import cupy
+        return cupy.ascontiguousarray(array.astype(_namespace_dtype(cupy, name)))
     if hasattr(array, "__array_namespace__"):
         space = array.__array_namespace__()
-        return space.asarray(space.astype(array, _namespace_dtype(space, name)), order="C") \
-            if framework_of(array) == "cupy" else space.astype(array, _namespace_dtype(space, name))
+        return space.astype(array, _namespace_dtype(space, name))
     raise TypeError(f"{type(array)!r} cannot be cast to {name} by this package; cast it first")
 
 
@@ -294,7 +308,7 @@ def zeros_like(array: Any, shape: tuple[int, ...], name: str) -> Any:
 
 def adopt(array: Any, made: Any) -> Any:
     """made, a Tensor of this package, as an array of array's framework where one takes it."""
-    if framework_of(array) in ("jax", "jaxlib"):
+    if framework_of(array) in _JAX:
         import jax
         return jax.dlpack.from_dlpack(made)
     if hasattr(array, "__array_namespace__"):

@@ -21,6 +21,7 @@ typedef struct mstc_attention {
     int64_t max_total_tokens;
     int64_t planned_tokens; /* rows of the latest plan */
     uint64_t offset_syncs;  /* plans whose offsets lay on a device */
+    uint64_t input_syncs;   /* runs that wait for the device before they give q, k or v back */
     mstc_view workspace;    /* held as long as the wrapper may write to it */
 } mstc_attention;
 
@@ -416,8 +417,12 @@ static PyObject *attention_run(PyObject *object, PyObject *const *args, Py_ssize
     }
     if (taken == 3 && check_rows(self, &inputs[0]) == 0)
         result = run_into_new(state, self, args[0], inputs);
-    while (taken > 0)
+    bool waits = false;
+    while (taken > 0) {
+        waits = waits || inputs[taken - 1].view.reader != NULL;
         mstc_input_drop(&inputs[--taken]);
+    }
+    self->input_syncs += waits;
     return result;
 }
 
@@ -436,12 +441,13 @@ static PyObject *attention_info(PyObject *object, PyObject *unused)
         return NULL;
     }
     return Py_BuildValue(
-        "{s:i,s:d,s:L,s:L,s:L,s:L,s:L,s:L,s:K,s:n,s:n,s:s,s:s}", "padded_head_dim",
+        "{s:i,s:d,s:L,s:L,s:L,s:L,s:L,s:L,s:K,s:K,s:n,s:n,s:s,s:s}", "padded_head_dim",
         (int)info.padded_head_dim, "sm_scale", info.sm_scale, "num_segments",
         (long long)info.num_segments, "num_tokens", (long long)info.num_tokens, "num_kv_tokens",
         (long long)info.num_kv_tokens, "num_work_items", (long long)info.num_work_items, "plans",
         (long long)info.plans, "padded_copies", (long long)info.padded_copies, "offset_syncs",
-        (unsigned long long)self->offset_syncs, "workspace_bytes", (Py_ssize_t)info.workspace_bytes,
+        (unsigned long long)self->offset_syncs, "input_syncs",
+        (unsigned long long)self->input_syncs, "workspace_bytes", (Py_ssize_t)info.workspace_bytes,
         "plan_bytes", (Py_ssize_t)info.plan_bytes, "kernel", info.kernel, "kernel_reason",
         info.kernel_reason);
 }

@@ -29,6 +29,13 @@ typedef struct mstc_place {
 
 enum { MSTC_MAX_DEVICES = 32, MSTC_MAX_STREAMS = 64 };
 
+/* A stream of a caller's on a GPU, by its own address. */
+typedef struct mstc_native {
+    mstar_device *device;
+    void *native;
+    mstar_stream *stream;
+} mstc_native;
+
 /* What one import holds. Names are interned once, since a lookup with a fresh string costs more
  * than the call that follows. */
 typedef struct mstc_state {
@@ -37,6 +44,7 @@ typedef struct mstc_state {
     PyObject *frameworks;                /* module mstarc._frameworks, once it is needed */
     PyObject *numpy_array, *numpy_empty; /* once numpy has been met */
     PyObject *numpy_float32, *numpy_float16;
+    PyObject *torch_tensor, *torch_empty_like; /* once torch has been met */
     PyObject *name_dlpack, *name_dlpack_device, *name_exchange, *name_max_version, *name_stream;
     PyObject *dlpack_version; /* (1, 1) */
     PyObject *no_arguments;   /* () */
@@ -46,12 +54,8 @@ typedef struct mstc_state {
     } devices[MSTC_MAX_DEVICES];             /* opened at first use, open until the process ends */
     mstar_stream *streams[MSTC_MAX_STREAMS]; /* of the CPU, not in use now */
     int num_streams;
-    struct {
-        mstar_device *device;
-        void *native;
-        mstar_stream *stream;
-    } natives[MSTC_MAX_STREAMS]; /* streams of callers, the latest last */
-    int num_natives;
+    mstc_native *natives; /* as many as callers have worked on, the latest last */
+    Py_ssize_t num_natives, natives_capacity;
 } mstc_state;
 
 /* Sets the exception of a status (the table of mstar/base.h) with the library's own text. */
@@ -88,12 +92,13 @@ typedef struct mstc_view {
     PyObject *owner, *capsule;
     void *managed; /* of the capsule */
     bool versioned;
+    mstar_stream *reader; /* waited for before the memory is given back; NULL: nobody has to */
 } mstc_view;
 
 /* Buffer protocol, the framework's C table, or __dlpack__, whichever is fastest. name is for
  * messages. Data on a GPU is made visible to the caller's current stream. Zero copy. */
 int mstc_view_take(mstc_state *state, PyObject *object, const char *name, mstc_view *view);
-/* Accepts a zeroed view. A pending exception stays pending. */
+/* Accepts a zeroed view. A pending exception stays pending. Waits for view->reader. */
 void mstc_view_drop(mstc_view *view);
 /* Where it lies; opens the device. */
 int mstc_view_place(mstc_state *state, const mstc_view *view, mstc_place *place);

@@ -168,6 +168,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->frameworks);
     Py_VISIT(state->numpy_array);
     Py_VISIT(state->numpy_empty);
+    Py_VISIT(state->torch_tensor);
+    Py_VISIT(state->torch_empty_like);
     return 0;
 }
 
@@ -187,6 +189,8 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->numpy_empty);
     Py_CLEAR(state->numpy_float32);
     Py_CLEAR(state->numpy_float16);
+    Py_CLEAR(state->torch_tensor);
+    Py_CLEAR(state->torch_empty_like);
     Py_CLEAR(state->name_dlpack);
     Py_CLEAR(state->name_dlpack_device);
     Py_CLEAR(state->name_exchange);
@@ -206,6 +210,8 @@ static void module_free(void *module)
         mstar_stream_destroy(state->streams[--state->num_streams]);
     while (state->num_natives > 0)
         mstar_stream_destroy(state->natives[--state->num_natives].stream);
+    PyMem_Free(state->natives);
+    state->natives = NULL;
     for (int i = 0; i < MSTC_MAX_DEVICES && state->devices[i].place.device != NULL; i++)
         mstar_device_close(state->devices[i].place.device);
 }

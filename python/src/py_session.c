@@ -198,33 +198,57 @@ void mstc_stream_done(mstc_state *state, const mstc_place *place, mstar_stream *
         mstar_stream_destroy(stream);
 }
 
-/* More streams than there is room for are few: frameworks take theirs from a pool. */
+static int grow_natives(mstc_state *state)
+{
+    if (state->num_natives < state->natives_capacity)
+        return 0;
+    const Py_ssize_t capacity = state->natives_capacity * 2 + 8;
+    mstc_native *grown = PyMem_Realloc(state->natives, (size_t)capacity * sizeof *grown);
+    if (grown == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    state->natives = grown;
+    state->natives_capacity = capacity;
+    return 0;
+}
+
 mstar_stream *mstc_native_stream(mstc_state *state, mstar_device *device, void *native)
 {
-    for (int i = 0; i < state->num_natives; i++)
+    for (Py_ssize_t i = state->num_natives - 1; i >= 0; i--)
         if (state->natives[i].device == device && state->natives[i].native == native)
             return state->natives[i].stream;
-    if (state->num_natives == MSTC_MAX_STREAMS) {
-        PyErr_Format(PyExc_RuntimeError,
-                     "work on more than %d streams of GPUs in one process is not supported",
-                     MSTC_MAX_STREAMS);
-        return NULL;
-    }
     mstar_stream *stream;
+    if (grow_natives(state) < 0)
+        return NULL;
     mstar_status status = mstar_stream_wrap(device, native, &stream);
     if (status != MSTAR_OK) {
         mstc_raise(status);
         return NULL;
     }
-    const int place = state->num_natives++;
-    state->natives[place].device = device;
-    state->natives[place].native = native;
-    state->natives[place].stream = stream;
+    state->natives[state->num_natives++] = (mstc_native){device, native, stream};
     return stream;
+}
+
+/* A framework's table of C functions answers sooner than its Python. 1 told, 0 there is none. */
+static int ask_table(mstc_state *state, PyObject *like, int32_t index, void **native)
+{
+    const mstc_dl_exchange *table = like == NULL ? NULL : mstc_exchange_of(state, like);
+    mstar_dl_tensor tensor;
+    if (table == NULL || table->current_work_stream == NULL)
+        return 0;
+    const bool told = table->tensor_from_object(like, &tensor) == 0 &&
+                      tensor.device.device_type == MSTAR_DEVICE_CUDA &&
+                      table->current_work_stream(MSTAR_DEVICE_CUDA, index, native) == 0;
+    PyErr_Clear();
+    return told;
 }
 
 mstar_stream *mstc_caller_stream(mstc_state *state, const mstc_place *place, PyObject *like)
 {
+    void *native = NULL;
+    if (ask_table(state, like, place->index, &native))
+        return mstc_native_stream(state, place->device, native);
     PyObject *module = mstc_frameworks(state);
     PyObject *number = module == NULL
                            ? NULL
@@ -232,7 +256,7 @@ mstar_stream *mstc_caller_stream(mstc_state *state, const mstc_place *place, PyO
                                                  like == NULL ? Py_None : like, (int)place->index);
     if (number == NULL)
         return NULL;
-    void *native = PyLong_AsVoidPtr(number);
+    native = PyLong_AsVoidPtr(number);
     Py_DECREF(number);
     if (native == NULL && PyErr_Occurred() != NULL)
         return NULL;

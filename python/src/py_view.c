@@ -263,7 +263,7 @@ static PyObject *reading_stream(mstc_state *state, PyObject *object)
         mstar_stream_get_native(session->stream) != NULL)
         return PyLong_FromLong(-1);
     PyObject *module = mstc_frameworks(state);
-    return module == NULL ? NULL : PyObject_CallMethod(module, "current_stream", "O", object);
+    return module == NULL ? NULL : PyObject_CallMethod(module, "reading_stream", "O", object);
 }
 
 /* {"max_version": (1, 1)}, and on CUDA the stream that will read. */
@@ -302,6 +302,35 @@ static PyObject *call_dlpack(mstc_state *state, PyObject *object, PyObject *meth
     return capsule;
 }
 
+enum { FREES_AT_ONCE = 1, NEVER_CHANGES = 2 }; /* habits of frameworks, as _frameworks has them */
+
+/* The wait before memory of a framework that frees at once is given back; none inside of forwards,
+ * where work that is captured keeps what it reads. */
+static void find_reader(mstc_state *state, PyObject *object, mstc_view *view)
+{
+    const mstc_session *session = mstc_session_now();
+    mstc_place place;
+    if (view->device_type != DL_CUDA || (session != NULL && session->stream != NULL))
+        return;
+    if (mstc_view_place(state, view, &place) == 0)
+        view->reader = mstc_caller_stream(state, &place, object);
+    PyErr_Clear(); /* a device that is not there is refused by whoever reads */
+}
+
+static int heed_habits(mstc_state *state, PyObject *object, mstc_view *view)
+{
+    PyObject *module = mstc_frameworks(state);
+    PyObject *answer = module == NULL ? NULL : PyObject_CallMethod(module, "habits", "O", object);
+    const long habits = answer == NULL ? -1 : PyLong_AsLong(answer);
+    Py_XDECREF(answer);
+    if (habits < 0)
+        return -1;
+    view->read_only = view->read_only || (habits & NEVER_CHANGES) != 0;
+    if ((habits & FREES_AT_ONCE) != 0)
+        find_reader(state, object, view);
+    return 0;
+}
+
 /* 1 taken, 0 the object has no such method, -1 an exception. */
 static int from_dlpack(mstc_state *state, PyObject *object, const char *name, mstc_view *view)
 {
@@ -317,7 +346,7 @@ static int from_dlpack(mstc_state *state, PyObject *object, const char *name, ms
     if (capsule == NULL)
         return -1;
     view->capsule = capsule;
-    return from_capsule(capsule, name, view) < 0 ? -1 : 1;
+    return from_capsule(capsule, name, view) < 0 || heed_habits(state, object, view) < 0 ? -1 : 1;
 }
 
 /* ---- the rest -------------------------------------------------------------------------------- */
@@ -397,6 +426,7 @@ int mstc_view_take(mstc_state *state, PyObject *object, const char *name, mstc_v
     view->capsule = NULL;
     view->managed = NULL;
     view->versioned = false;
+    view->reader = NULL;
     view->owner = object;
     Py_INCREF(object);
     if (take(state, object, name, view) == 0)
@@ -409,6 +439,10 @@ void mstc_view_drop(mstc_view *view)
 {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace); /* the producer's deleter may run Python */
+    if (view->reader != NULL) {
+        Py_BEGIN_ALLOW_THREADS(void) mstar_stream_synchronize(view->reader);
+        Py_END_ALLOW_THREADS view->reader = NULL;
+    }
     if (view->managed != NULL && view->versioned) {
         mstar_dl_managed_tensor_versioned *managed = view->managed;
         if (managed->deleter != NULL)

@@ -78,3 +78,46 @@ def bfloat16(values):
     """A producer of bfloat16, which numpy has not."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16
     return Producer(bits.astype(np.uint16), code=4)
+
+
+# ---- the table of C functions ---------------------------------------------------------------------
+
+_FromObject = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Tensor))
+_WorkStream = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+
+
+class Table(ctypes.Structure):
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("previous", ctypes.c_void_p),
+                ("unused", ctypes.c_void_p * 3), ("tensor_from_object", _FromObject),
+                ("current_work_stream", _WorkStream)]
+
+
+def exchanging(array, major=1, device=(1, 0), stream=None):
+    """An instance of a class that carries the table, and a list of what was asked. stream: the address
+    that it tells as the one it works on."""
+    asked = []
+    producer = Producer(array, device=device)
+
+    @_FromObject
+    def fill(pointer, tensor):
+        asked.append(pointer)
+        tensor[0] = producer.struct.tensor
+        return 0
+
+    @_WorkStream
+    def work_stream(kind, index, told):
+        asked.append((kind, index))
+        told[0] = stream
+        return 0
+
+    table = Table(major, 2, None, (ctypes.c_void_p * 3)(), fill,
+                  _WorkStream() if stream is None else work_stream)
+
+    class Exchanging:
+        __dlpack_c_exchange_api__ = _api.PyCapsule_New(ctypes.addressof(table), b"dlpack_exchange_api",
+                                                       None)
+        kept = (fill, work_stream, table)
+        __dlpack__ = producer.__dlpack__
+        __dlpack_device__ = producer.__dlpack_device__
+
+    return Exchanging(), asked, producer

@@ -3,9 +3,11 @@
     python run_on_a_gpu.py BUILD
 
 Builds the extension in BUILD, a folder that cmake has configured with CUDA, and runs tests/with_torch,
-tests/on_cuda and, where this Python has cupy, tests/with_cupy on it; a line says where it has not. Answers 0 where every test ran and passed, and NOT_RUN where this Python has no torch, after a
-line that says so: only that may be left out. Anything else that keeps the tests from running (the
-extension does not build, another module or the card is missing) is a failure, and so is a skipped test.
+tests/on_cuda and, where this Python has cupy and a jax for GPUs, tests/with_cupy and tests/with_jax on
+it; a line says where it has not. Answers 0 where every test ran and passed, and NOT_RUN where this Python
+has no torch, after a line that says so: only that may be left out. Anything else that keeps the tests
+from running (the extension does not build, another module or the card is missing) is a failure, and so is
+a skipped test.
 """
 import importlib.util
 import os
@@ -27,6 +29,12 @@ if not torch.cuda.is_available():
     sys.exit("torch finds no GPU")
 mstarc.device_info("cuda:0")
 """
+
+
+FRAMEWORKS = {  # that may be missing: the folder of their tests, and what shows that they work there
+    "cupy": ("with_cupy", "import cupy; assert cupy.cuda.is_available()"),
+    "jax": ("with_jax", "import jax; jax.devices('gpu')"),
+}
 
 
 def failed(why):
@@ -68,10 +76,12 @@ def main(build):
             why = probe.stderr.strip().splitlines()[-1:] or ["no reason given"]
             return failed(why[0])
         folders = ["with_torch", "on_cuda"]
-        if importlib.util.find_spec("cupy") is None:
-            print(f"python on cuda:0: cupy is not installed for {sys.executable}: its tests are NOT RUN")
-        else:
-            folders.append("with_cupy")
+        for framework, (tests, works) in FRAMEWORKS.items():
+            if subprocess.run([sys.executable, "-c", works], capture_output=True).returncode == 0:
+                folders.append(tests)
+            else:
+                print(f"python on cuda:0: {framework} finds no GPU, or is not installed, for "
+                      f"{sys.executable}: its tests are NOT RUN")
         return subprocess.run([sys.executable, "-m", "pytest", "-q",
                                *(SOURCE / "tests" / folder for folder in folders)],
                               env=environment).returncode

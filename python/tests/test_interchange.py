@@ -7,10 +7,14 @@ import types
 
 import numpy as np
 import pytest
-from dlpack_producer import Producer, Tensor, Versioned, _api, bfloat16
+from dlpack_producer import Producer, Tensor, Versioned, _api, bfloat16, exchanging
 
 import mstarc
-from mstarc.engine.resources.attn.ragged.wrappers import RaggedPrefillWrapper
+from mstarc import ops
+from mstarc.engine.resources.attn.ragged.wrappers import (
+    FlashInferRaggedPrefillWrapper,
+    RaggedPrefillWrapper,
+)
 
 
 @pytest.fixture
@@ -141,39 +145,20 @@ def test_a_deleter_may_be_missing(wrapper, qkv):
     assert given.deleted == 0
 
 
+def test_arrays_that_never_change_are_not_written_to(qkv):
+    """jax's capsules need not say so."""
+    class OfJax(Producer):
+        __module__ = "jaxlib"
+
+    out = np.zeros((3, 16), np.float32)
+    with pytest.raises(ValueError, match="out is read-only"):
+        ops.normalize(qkv[1][:, 0], out=OfJax(out))
+    with pytest.raises(ValueError, match="workspace_buffer is read-only"):
+        FlashInferRaggedPrefillWrapper(OfJax(np.zeros(1 << 22, np.uint8)), 2, 1, 16, device="cpu")
+    assert not out.any() and ops.normalize(qkv[1][:, 0], out=Producer(out)).array is out and out.any()
+
+
 # ---- the table of C functions ---------------------------------------------------------------------
-
-_FromObject = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Tensor))
-
-
-class Table(ctypes.Structure):
-    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("previous", ctypes.c_void_p),
-                ("unused", ctypes.c_void_p * 3), ("tensor_from_object", _FromObject),
-                ("current_work_stream", ctypes.c_void_p)]
-
-
-def exchanging(array, major=1):
-    """An instance of a class that carries the table, and a list of what was asked."""
-    asked = []
-    producer = Producer(array)
-
-    @_FromObject
-    def fill(pointer, tensor):
-        asked.append(pointer)
-        tensor[0] = producer.struct.tensor
-        return 0
-
-    table = Table(major, 2, None, (ctypes.c_void_p * 3)(), fill, None)
-
-    class Exchanging:
-        __dlpack_c_exchange_api__ = _api.PyCapsule_New(ctypes.addressof(table), b"dlpack_exchange_api",
-                                                       None)
-        kept = (fill, table)
-        __dlpack__ = producer.__dlpack__
-        __dlpack_device__ = producer.__dlpack_device__
-
-    return Exchanging(), asked, producer
-
 
 def test_the_table_is_preferred(wrapper, qkv):
     want = wrapper.run(*qkv).tobytes()

@@ -14,6 +14,7 @@ const mst_backend *__wrap_mst_backend_find(const char *name, size_t name_bytes);
 MSTAR_API const char *mock_module_fault(void);
 MSTAR_API int mock_module_live(void);
 MSTAR_API int64_t mock_module_allocations(void);
+MSTAR_API int64_t mock_module_waits(void);
 MSTAR_API int mock_module_is_after(const void *stream, const void *other);
 
 const mst_backend *__wrap_mst_backend_find(const char *name, size_t name_bytes)
@@ -43,6 +44,12 @@ int mock_module_live(void)
 int64_t mock_module_allocations(void)
 {
     return mock_cuda_now()->calls[MOCK_memory_alloc];
+}
+
+/* Times that the host waited for a stream. */
+int64_t mock_module_waits(void)
+{
+    return mock_cuda_now()->calls[MOCK_stream_synchronize];
 }
 
 /* Whether what the stream gets from now on runs after all that the other one has got. */

@@ -19,7 +19,7 @@ void track_memory_gone(const void *memory);
 /* An int that the driver tells of an address, its memory being of one device; false: no such. */
 bool track_attribute(const void *address, int attribute, int ordinal, int *value);
 
-enum { TRACK_STREAMS = 64 };
+enum { TRACK_STREAMS = 128 };
 /* How far each stream had come. */
 typedef struct track_event {
     int64_t seen[TRACK_STREAMS];

@@ -29,6 +29,7 @@ class Work:
         self._index = None if device == "cpu" else int(device.partition(":")[2])
         self._pools: dict[str, Any] = {}  # what captures read lives as long as the runner
         self._ranges: list[tuple[int, int]] = []  # of addresses in torch's pool
+        self._blocks: dict[int, int] = {}  # of cupy's pool: address to bytes
         self.takes: dict[str, str] = {}
         self.gives: dict[str, str] = {}
 
@@ -68,9 +69,10 @@ class Work:
         return int(cupys) + sum(end - begin for begin, end in self._ranges)
 
     def owns(self, address: int) -> bool:
-        """Whether memory is of torch's pool as the warm-ups left it. A capture need not keep such an
-        array: the pool is kept, and its memory may serve the next capture."""
-        return any(begin <= address < end for begin, end in self._ranges)
+        """Whether memory is of torch's pool as the warm-ups left it, or of cupy's. A capture need not
+        keep such an array: the pool is kept, and its memory may serve what is made next."""
+        return any(begin <= address < end for begin, end in self._ranges) or \
+            any(begin <= address < begin + count for begin, count in self._blocks.items())
 
     def _enter_torch(self, stack: ExitStack, torch: Any, stream: int, own_memory: bool) -> None:
         index = self._index
@@ -86,11 +88,16 @@ class Work:
     def _enter_cupy(self, stack: ExitStack, cupy: Any, stream: int, own_memory: bool) -> None:
         stack.enter_context(cupy.cuda.Device(self._index))
         if cupy.cuda.get_current_stream().ptr != stream:
-            stack.enter_context(cupy.cuda.ExternalStream(stream, self._index))
+            stack.enter_context(_cupys_stream(cupy, stream, self._index))
         if own_memory:
             if "cupy" not in self._pools:
                 self._pools["cupy"] = cupy.cuda.MemoryPool()
-            stack.enter_context(cupy.cuda.using_allocator(self._pools["cupy"].malloc))
+            stack.enter_context(cupy.cuda.using_allocator(self._take_cupys))
+
+    def _take_cupys(self, count: int) -> Any:
+        taken = self._pools["cupy"].malloc(count)
+        self._blocks[taken.ptr] = max(count, self._blocks.get(taken.ptr, 0))
+        return taken
 
     def note_inputs(self, arrays: Mapping[str, Any]) -> None:
         """Whose arrays the callables are handed: those of the framework that made them."""
@@ -109,6 +116,22 @@ class Work:
     def hand_out(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """The runner's Tensors as the caller gets them."""
         return _handed(self.gives, tensors)
+
+
+class _Native:
+    """A stream by its address, as other packages take one."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
+
+
+def _cupys_stream(cupy: Any, address: int, index: Any) -> Any:
+    if hasattr(cupy.cuda.Stream, "from_external"):  # cupy 14
+        return cupy.cuda.Stream.from_external(_Native(address))
+    return cupy.cuda.ExternalStream(address, index)
 
 
 _garbage_turn = threading.Lock()

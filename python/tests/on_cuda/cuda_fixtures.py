@@ -17,6 +17,7 @@ class Mock:
             self._library = library
             library.mock_module_fault.restype = ctypes.c_char_p
             library.mock_module_allocations.restype = ctypes.c_int64
+            library.mock_module_waits.restype = ctypes.c_int64
             library.mock_module_is_after.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
 
     def fault(self):
@@ -28,6 +29,10 @@ class Mock:
     def is_after(self, stream, other):
         """Whether what a stream gets from now on runs after all that the other one has got."""
         return not self.is_there or bool(self._library.mock_module_is_after(stream, other))
+
+    def waits(self):
+        """How often the host waited for a stream."""
+        return self._library.mock_module_waits() if self.is_there else 0
 
     def allocations(self):
         return self._library.mock_module_allocations() if self.is_there else 0

@@ -508,6 +508,36 @@ def test_memory_of_torchs_pool(monkeypatch):
     assert work.pool_bytes() == 262
 
 
+@pytest.mark.parametrize("from_external", [False, True])
+def test_memory_of_cupys_pool(monkeypatch, from_external):
+    """What it has handed out is its own, again and again; other memory is not."""
+    class Pool:
+        taken = 0
+
+        def malloc(self, count):
+            self.taken += 1
+            return types.SimpleNamespace(ptr=4096 if self.taken > 2 else 4096 * self.taken)
+
+    used = []
+    stream = types.SimpleNamespace(from_external=lambda native: contextlib.nullcontext(
+        used.append(native.__cuda_stream__()))) if from_external else types.SimpleNamespace()
+    cupy = types.ModuleType("cupy")
+    cupy.cuda = types.SimpleNamespace(
+        Device=lambda index: contextlib.nullcontext(), MemoryPool=Pool, Stream=stream,
+        get_current_stream=lambda: types.SimpleNamespace(ptr=0),
+        ExternalStream=lambda address, index: contextlib.nullcontext(used.append((index, address))),
+        using_allocator=lambda take: contextlib.nullcontext(used.append(take)))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    work = Work(GPU)
+    with work.on(77, own_memory=True):
+        for count in (10, 20, 5):
+            used[1](count)
+    assert used[0] == (0, 77)
+    assert [work.owns(n) for n in (4095, 4096, 4105, 4106, 8192, 8211, 8212)] == [
+        False, True, True, False, True, True, False]
+
+
 class TorchNetwork(Submodule):
     def __init__(self):
         self.got = []

@@ -1,12 +1,14 @@
 """Tensors of the package on cuda:0, the operations and the wrappers on them."""
 import gc
 import math
+import sys
+import types
 
 import numpy as np
 import pytest
 from attention_reference import attention, check
 from cuda_fixtures import mock, no_faults  # noqa: F401
-from dlpack_producer import Producer
+from dlpack_producer import Producer, exchanging
 
 import mstarc
 from mstarc import ops
@@ -117,7 +119,8 @@ def test_strides_of_another_frameworks_array(rng):
 def test_memory_is_given_back(mock):
     def make():
         there(np.ones((64, 64), "float32")).clone().cpu()
-    make()
+    for _ in range(20):  # what uploads are staged in is kept
+        make()
     gc.collect()
     live, held = mock.live(), mstarc.memory_info()["live_bytes"]
     for _ in range(20):
@@ -208,7 +211,7 @@ def test_operations_on_two_devices(rng):
 @pytest.mark.parametrize("cls", [RaggedPrefillWrapper, RaggedCrossPrefillWrapper, PrefixedPrefillWrapper])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("graph", [False, True])
-def test_attention(cls, dtype, graph, rng):
+def test_attention(cls, dtype, graph, rng, mock):
     more = {"max_num_segments": 4, "max_total_tokens": 32, "max_total_kv_tokens": 64,
             "accelerator_graph": True} if graph else {}
     wrapper = cls(4, 2, 16, device=GPU, q_data_type=dtype, **more)
@@ -223,5 +226,79 @@ def test_attention(cls, dtype, graph, rng):
     tensors = [there(a, dtype) for a in arrays]
     out = wrapper.run(*tensors)
     assert out.dtype == dtype and not here(out)[12:].any()
-    want, bound = attention(*(here(t) for t in tensors), q_offsets, kv_offsets, causal, 0.25, dtype)
+    want, bound = attention(*(here(t) for t in tensors), q_offsets, kv_offsets, causal, 0.25, dtype,
+                            tensor_cores=not mock.is_there)
     check(here(out)[:12], want[:12], bound[:12] if np.ndim(bound) else bound)
+
+
+# ---- streams and memory of other frameworks ------------------------------------------------------
+
+class Late(Producer):
+    """Notes the stream that it is asked for, and how often the host had waited when it is let go."""
+
+    def __init__(self, array, mock):
+        super().__init__(array, device=(2, 0))
+        self.mock, self.streams, self.waits = mock, [], []
+
+    def _delete(self, pointer):
+        self.waits.append(self.mock.waits())
+        super()._delete(pointer)
+
+    def __dlpack__(self, **keywords):
+        self.streams.append(keywords["stream"])
+        return super().__dlpack__(**keywords)
+
+
+class OfCupy(Late):
+    """cupy frees in the order of its streams."""
+    __module__ = "cupy"
+
+
+@pytest.mark.parametrize("cls", [Late, OfCupy])
+def test_memory_is_given_back_when_it_has_been_read(cls, mock):
+    wrapper = RaggedPrefillWrapper(1, 1, 8, device=GPU, q_data_type="float32")
+    wrapper.plan([0, 3])
+    if not mock.is_there:
+        return  # a card reads no host memory
+    heads, rows = np.ones((3, 1, 8), "float32"), np.ones((3, 8), "float32")
+    given = [cls(array, mock) for array in (heads, heads, rows, rows[0])]
+    wrapper.run(there(heads), *given[:2])
+    ops.layer_norm(there(rows), given[3], residual=given[2])
+    waits = cls is Late
+    for first, second in (given[:2], given[2:]):  # let go one after the other
+        assert abs(first.waits[0] - second.waits[0]) == waits
+    assert wrapper.info["input_syncs"] == waits
+    wrapper.run(*(there(heads) for _ in range(3)))
+    assert wrapper.info["input_syncs"] == waits
+
+
+def test_arrays_are_asked_for_on_the_stream_that_reads(mock, monkeypatch):
+    """torch's, once torch works on a GPU, also for what is no array of torch's."""
+    if not mock.is_there:
+        return  # a card has no stream of that address
+    torch = types.ModuleType("torch")
+    torch.cuda = types.SimpleNamespace(is_initialized=lambda: True, is_available=lambda: True,
+                                       current_stream=lambda index: types.SimpleNamespace(cuda_stream=8192))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    given = Late(np.ones((3, 8), "float32"), mock)
+    ops.activate(given, "relu")
+    assert given.streams == [8192]
+
+
+def test_the_table_tells_the_stream(mock):
+    if not mock.is_there:
+        return
+    given, asked, _ = exchanging(np.ones((3, 8), "float32"), device=(2, 0), stream=12288)
+    made = ops.activate(given, "relu")
+    assert (2, 0) in asked and not mock.is_after(4096, 12288)
+    made.__dlpack__(stream=4096)
+    assert here(made).all()
+
+
+def test_streams_are_as_many_as_there_are(mock):
+    if not mock.is_there:
+        return
+    tensor = there(np.arange(4, dtype="float32"))
+    for reader in range(4096, 4096 + 16 * 100, 16):
+        tensor.__dlpack__(stream=reader)
+        assert mock.is_after(reader, None)

@@ -3,6 +3,7 @@ this where cupy is installed.
 """
 import numpy as np
 import pytest
+from gpu_mark import needs_a_gpu
 
 cupy = pytest.importorskip("cupy")
 
@@ -11,6 +12,8 @@ from mstarc.engine.accelerator_graph_config import PackedAcceleratorGraphConfig 
 from mstarc.engine.accelerator_graph_runner import AcceleratorGraphRunner  # noqa: E402
 from mstarc.engine.resources.attn.ragged.wrappers import RaggedPrefillWrapper  # noqa: E402
 from mstarc.model.submodule_base import NodeInputs, Submodule  # noqa: E402
+
+pytestmark = needs_a_gpu("cupy", cupy.cuda.is_available())
 
 GPU = "cuda:0"
 
@@ -31,6 +34,23 @@ def test_a_wrapper():
     assert (wrapper.run(*arrays) == out).all()
     wide = wrapper.run(*(x.astype("float32") for x in arrays))
     assert (wide == out).all()
+    fused = cupy.concatenate(arrays, axis=1)
+    views = [fused[:, :4], fused[:, 4:6], fused[:, 6:]]
+    assert (wrapper.run(*views) == out).all()
+    turned = [cupy.ascontiguousarray(x.transpose(2, 1, 0)).transpose(2, 1, 0) for x in arrays]
+    assert (wrapper.run(*turned) == out).all()
+    assert wrapper.info["input_syncs"] == 0
+
+
+def test_dtypes_without_bfloat16():
+    """Where cupy has no bfloat16, the default dtype, a TypeError says so."""
+    wrapper = RaggedPrefillWrapper(4, 2, 64, device=GPU)
+    wrapper.plan([0, 4, 9])
+    if hasattr(cupy, "bfloat16"):
+        assert wrapper.run(*qkv()).dtype == cupy.bfloat16
+    else:
+        with pytest.raises(TypeError, match="bfloat16"):
+            wrapper.run(*qkv())
 
 
 def test_the_callers_stream():

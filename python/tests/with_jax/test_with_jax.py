@@ -15,6 +15,12 @@ from mstarc.engine.resources.attn.ragged.wrappers import RaggedPrefillWrapper  #
 DTYPES = ["float32", "bfloat16", "float16"]
 
 
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
 def qkv(dtype, rng):
     return [jnp.asarray(rng.standard_normal((9, n, 24)), dtype=dtype) for n in (4, 2, 2)]
 

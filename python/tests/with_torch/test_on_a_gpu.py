@@ -5,10 +5,10 @@ Without a card, or with a library that was built without CUDA, every test is ski
 import numpy as np
 import pytest
 from attention_reference import attention, check
+from gpu_mark import needs_a_gpu
 
 torch = pytest.importorskip("torch")
 
-import mstarc  # noqa: E402
 from mstarc.engine.resources.attn.ragged.dense_wrappers import FA3RaggedPrefillWrapper  # noqa: E402
 from mstarc.engine.resources.attn.ragged.wrappers import (  # noqa: E402
     FlashInferRaggedPrefillWrapper,
@@ -18,17 +18,7 @@ from mstarc.engine.resources.attn.ragged.wrappers import (  # noqa: E402
 )
 
 
-def why_not():
-    if not torch.cuda.is_available():
-        return "torch finds no GPU"
-    try:
-        mstarc.device_info("cuda:0")
-    except (RuntimeError, ValueError) as error:
-        return f"the library has no cuda:0: {error}"
-    return None
-
-
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+pytestmark = needs_a_gpu("torch", torch.cuda.is_available())
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 KINDS = [RaggedPrefillWrapper, RaggedCrossPrefillWrapper, PrefixedPrefillWrapper]
@@ -149,9 +139,16 @@ def test_workspaces_layouts_and_siblings():
 
 def test_tensors_of_another_device():
     on_gpu, on_cpu = make(), make(device="cpu")
-    for wrapper, inputs in ((on_gpu, [x.cpu() for x in tensors(9, 9)]), (on_cpu, tensors(9, 9))):
+    host = [x.cpu() for x in tensors(9, 9)]
+    for wrapper, inputs, others in ((on_gpu, tensors(9, 9), host), (on_cpu, host, tensors(9, 9))):
         wrapper.plan([0, 4, 9])
-        with pytest.raises(ValueError, match="q lies on"):
-            wrapper.run(*inputs)
+        for place, name in enumerate("qkv"):
+            given = [*inputs[:place], others[place], *inputs[place + 1:]]
+            with pytest.raises(ValueError, match=f"{name} lies on DLPack device"):
+                wrapper.run(*given)
+        with pytest.raises(ValueError, match="q lies on DLPack device"):
+            wrapper.run(*others)
+    with pytest.raises(ValueError, match=r"q lies on DLPack device \(1, 0\)"):
+        on_gpu.run(*(x.float().numpy() for x in host))
     inputs = tensors(9, 9)
     compare(on_gpu.run(*inputs), inputs, [0, 4, 9], [0, 4, 9], False, torch.bfloat16)

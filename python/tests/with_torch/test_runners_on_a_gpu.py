@@ -6,6 +6,7 @@ import weakref
 
 import numpy as np
 import pytest
+from gpu_mark import needs_a_gpu
 from runner_network import text
 
 torch = pytest.importorskip("torch")
@@ -15,6 +16,7 @@ from mstarc import ops  # noqa: E402
 from mstarc.engine.accelerator_graph_config import (  # noqa: E402
     BatchedAcceleratorGraphConfig,
     PackedAcceleratorGraphConfig,
+    PiecewiseBatchedConfig,
     PiecewisePackedConfig,
 )
 from mstarc.engine.accelerator_graph_runner import (  # noqa: E402
@@ -30,17 +32,7 @@ from mstarc.engine.step import SubmoduleStep  # noqa: E402
 from mstarc.model.submodule_base import NodeInputs, Submodule  # noqa: E402
 
 
-def why_not():
-    if not torch.cuda.is_available():
-        return "torch finds no GPU"
-    try:
-        mstarc.device_info("cuda:0")
-    except (RuntimeError, ValueError) as error:
-        return f"the library has no cuda:0: {error}"
-    return None
-
-
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+pytestmark = needs_a_gpu("torch", torch.cuda.is_available())
 
 WIDTH, HEADS, WORDS = 64, 4, 50
 DIM = WIDTH // HEADS
@@ -249,11 +241,14 @@ def test_batched_configs():
     runner.capture()
     assert runner.info["num_captured"] == 2
     x = torch.randn(3, 8, device=GPU)
-    result = runner.run("decode", ["a", "b", "c"], [NodeInputs({"x": row}, input_seq_len=1) for row in x])
-    assert result.replayed
+    inputs = [NodeInputs({"x": row}, input_seq_len=1) for row in x]
     with torch.no_grad():
         want = torch.relu(network.layer(x))
-    assert torch.allclose(result["x"], want, atol=1e-5)
+    for eager in (False, True):
+        result = runner.run("decode", ["a", "b", "c"], inputs, eager=eager)
+        assert result.replayed is not eager and result.num_tokens == 3
+        assert result["x"].shape == result.view("x").shape == (3, 8)
+        assert torch.allclose(result["x"], want, atol=1e-5)
 
 
 # ---- regions -------------------------------------------------------------------------------------
@@ -278,6 +273,24 @@ def test_a_region_of_torch():
             want = torch.tanh(layer(x * 2)) * 2
         side.synchronize()
         assert type(doubled) is torch.Tensor and torch.allclose(doubled, want, atol=1e-5)
+
+
+def test_a_batched_region_of_torch():
+    layer = torch.nn.Linear(16, 16, device=GPU)
+    region = PiecewiseBatchedConfig(
+        capture_fn=lambda inputs: layer(inputs.static_inputs["x"]),
+        make_static_inputs=lambda shape: {"x": torch.zeros(shape.bs, 3, 16, device=GPU)},
+        capture_batch_sizes=[4, 2], seq_len=3)
+    runner = PiecewiseAcceleratorGraphRunner(region, device=GPU)
+    runner.capture()
+    assert runner.info["num_captured"] == 2, runner.failures
+    for bs in (1, 2, 3, 4):
+        x = torch.randn(bs, 3, 16, device=GPU)
+        result = runner.run({"x": x}, real_bs=bs)
+        with torch.no_grad():
+            want = layer(x)
+        assert result["x"].shape == result.view("x").shape == (bs, 3, 16)
+        assert torch.allclose(result["x"], want, atol=1e-5)
 
 
 # ---- operations ----------------------------------------------------------------------------------

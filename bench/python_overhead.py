@@ -2,18 +2,21 @@
 """What the Python package adds to a call of the C library: microseconds of plan and run.
 
     python bench/python_overhead.py --library build/release/libmstar.so
+    python bench/python_overhead.py --library build/cuda/libmstar.so --device cuda:0
 
 The layout is so small (four segments of one token, one head of 8) that the call itself is all there
 is to see. The C call is timed through ctypes with arguments that were made before, less what ctypes
-takes to hand the same arguments to a function that does nothing; one thread inside, so that no other is woken. Needs the
-package and numpy; torch's tensors are timed where torch is there. Prints a Markdown table of medians.
+takes to hand the same arguments to a function that does nothing; one thread inside, so that no other is
+woken. Needs the package and numpy; torch's tensors are timed where torch is there. On cuda:N the tensors are
+torch's, and cupy's where it is there; a call gives its work to the device, which is waited for between the
+groups of calls. Prints a Markdown table of medians.
 """
 import argparse
 import ctypes
+import importlib
 import os
 import statistics
 import time
-import types
 
 os.environ.setdefault("MSTAR_NUM_THREADS", "1")
 
@@ -31,10 +34,15 @@ class Tensor(ctypes.Structure):
                 ("strides", ctypes.c_int64 * 8)]
 
 
-def median_us(call, repeats):
+def nothing():
+    """What there is to wait for on a processor."""
+
+
+def median_us(call, repeats, wait=nothing):
     """Median over groups of calls of one call's microseconds."""
     groups = []
     for _ in range(repeats):
+        wait()
         begin = time.perf_counter_ns()
         for _ in range(100):
             call()
@@ -43,19 +51,25 @@ def median_us(call, repeats):
 
 
 def tensor_of(array):
+    """A compact array of numpy's, or torch's on a GPU, of float32."""
     shape, strides = (ctypes.c_int64 * 8)(), (ctypes.c_int64 * 8)()
     shape[:array.ndim] = array.shape
-    strides[:array.ndim] = [stride // array.itemsize for stride in array.strides]
-    return Tensor(array.ctypes.data, 0, 1, 0, array.ndim, shape, strides)
+    strides[:array.ndim] = [DIM * HEADS, DIM, 1]
+    if isinstance(array, np.ndarray):
+        return Tensor(array.ctypes.data, 0, 1, 0, array.ndim, shape, strides)
+    return Tensor(array.data_ptr(), 0, 2, array.device.index, array.ndim, shape, strides)
 
 
 class Library:
     """plan and run of the C library, arguments made once."""
 
-    def __init__(self, path, arrays, out):
+    def __init__(self, path, name, arrays, out, wait):
         lib = self.lib = ctypes.CDLL(path)
-        device, self.wrapper = ctypes.c_void_p(), ctypes.c_void_p()
-        self.check(lib.mstar_device_open(b"cpu", None, ctypes.byref(device)))
+        self.wait = wait
+        device, self.wrapper, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        self.check(lib.mstar_device_open(name.encode(), None, ctypes.byref(device)))
+        if name != "cpu":  # torch's current stream is the default one
+            self.check(lib.mstar_stream_wrap(device, None, ctypes.byref(stream)))
         desc = (ctypes.c_byte * 1024)()
         lib.mstar_ragged_prefill_desc_init(desc)
         fields = ctypes.cast(desc, ctypes.POINTER(ctypes.c_int32))
@@ -68,8 +82,8 @@ class Library:
         self.tensors = [tensor_of(array) for array in (*arrays, out)]
         self.arguments = [ctypes.byref(tensor) for tensor in self.tensors]
         self.zero = ctypes.c_int(0)
-        self.plan_arguments = (self.wrapper, None, self.offsets, self.segments, self.zero)
-        self.run_arguments = (self.wrapper, None, *self.arguments, None)
+        self.plan_arguments = (self.wrapper, stream, self.offsets, self.segments, self.zero)
+        self.run_arguments = (self.wrapper, stream, *self.arguments, None)
 
     def check(self, status):
         if status:
@@ -84,49 +98,83 @@ class Library:
 
     def time(self, call, arguments, repeats):
         """A call less the same arguments handed to a function that reads none of them but one int."""
-        nothing = self.lib.mstar_status_http
-        return median_us(call, repeats) - median_us(lambda: nothing(self.zero, *arguments), repeats)
+        unread = self.lib.mstar_status_http
+        return median_us(call, repeats, self.wait) - \
+            median_us(lambda: unread(self.zero, *arguments), repeats)
 
 
-def measure(name, call, base, repeats):
-    took = median_us(call, repeats)
-    print(f"| {name} | {took:.2f} | {took - base:.2f} |")
+class Bench:
+    """Rows of the table: calls of the package beside those of the library."""
+
+    def __init__(self, device, library, repeats, wait):
+        self.wrapper = RaggedPrefillWrapper(HEADS, HEADS, DIM, device=device, q_data_type="float32")
+        self.repeats, self.wait = repeats, wait
+        print("| call | us | over C |\n|---|---|---|")
+        self.base = {"plan": library.time(library.plan, library.plan_arguments, repeats),
+                     "run": library.time(library.run, library.run_arguments, repeats)}
+        for name, took in self.base.items():
+            print(f"| {name} in C | {took:.2f} | |")
+
+    def _measure(self, name, what, call):
+        call()
+        took = median_us(call, self.repeats, self.wait)
+        print(f"| {name}, {what} | {took:.2f} | {took - self.base[name]:.2f} |")
+
+    def plan(self, what, offsets):
+        self._measure("plan", what, lambda: self.wrapper.plan(offsets))
+
+    def run(self, what, arrays):
+        self._measure("run", what, lambda: self.wrapper.run(*arrays))
+
+
+def without_table(torch, tensors):
+    """torch's tensors as those of a torch without the table of C functions."""
+    class Tensor(torch.Tensor):
+        __module__ = "torch"
+        __torch_function__ = torch._C._disabled_torch_function_impl
+        __dlpack_c_exchange_api__ = None
+
+    return [tensor.as_subclass(Tensor) for tensor in tensors]
+
+
+def import_or_none(name):
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
 
 
 def main():
     parser = argparse.ArgumentParser(description="what the Python package adds to a call")
     parser.add_argument("--library", default="build/release/libmstar.so", help="the C library alone")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda:N (default cpu)")
     parser.add_argument("--repeats", type=int, default=200, help="groups of 100 calls (default 200)")
     given = parser.parse_args()
+    on_cpu = given.device == "cpu"
+    torch, cupy = import_or_none("torch"), None if on_cpu else import_or_none("cupy")
     arrays = [np.ones((SEGMENTS, HEADS, DIM), np.float32) for _ in range(3)]
-    out = np.zeros_like(arrays[0])
-    library = Library(given.library, arrays, out)
+    tensors = None if torch is None else [torch.from_numpy(array).to(given.device) for array in arrays]
+    out = np.zeros_like(arrays[0]) if on_cpu else torch.zeros_like(tensors[0])
+    wait = nothing if on_cpu else torch.cuda.synchronize
+    library = Library(given.library, given.device, arrays if on_cpu else tensors, out, wait)
     library.check(library.plan())
     library.check(library.run())
+    wait()
     assert (out == 1).all()
 
-    wrapper = RaggedPrefillWrapper(HEADS, HEADS, DIM, device="cpu", q_data_type="float32")
-    print("| call | us | over C |\n|---|---|---|")
-    plan = library.time(library.plan, library.plan_arguments, given.repeats)
-    print(f"| plan in C | {plan:.2f} | |")
-    for name, offsets in [("list", OFFSETS), ("numpy int32", np.array(OFFSETS, np.int32)),
-                          ("numpy int64", np.array(OFFSETS))]:
-        measure(f"plan, {name}", lambda: wrapper.plan(offsets), plan, given.repeats)
-    run = library.time(library.run, library.run_arguments, given.repeats)
-    print(f"| run in C | {run:.2f} | |")
-    measure("run, numpy", lambda: wrapper.run(*arrays), run, given.repeats)
-    try:
-        import torch
-    except ImportError:
-        return
-    tensors = [torch.from_numpy(array) for array in arrays]
-    measure("run, torch", lambda: wrapper.run(*tensors), run, given.repeats)
-    methods = [types.SimpleNamespace(__dlpack__=tensor.__dlpack__,
-                                     __dlpack_device__=tensor.__dlpack_device__)
-               for tensor in tensors]
-    measure("run, torch, `__dlpack__` alone", lambda: wrapper.run(*methods), run, given.repeats)
-    offsets = torch.tensor(OFFSETS)
-    measure("plan, torch int64", lambda: wrapper.plan(offsets), plan, given.repeats)
+    bench = Bench(given.device, library, given.repeats, wait)
+    bench.plan("list", OFFSETS)
+    bench.plan("numpy int32", np.array(OFFSETS, np.int32))
+    bench.plan("numpy int64", np.array(OFFSETS))
+    if torch is not None:
+        bench.plan("torch int64", torch.tensor(OFFSETS))
+    if on_cpu:
+        bench.run("numpy", arrays)
+    if torch is not None:
+        bench.run("torch", tensors)
+        bench.run("torch, `__dlpack__` alone", without_table(torch, tensors))
+    if cupy is not None:
+        bench.run("cupy", [cupy.asarray(array) for array in arrays])
 
 
 if __name__ == "__main__":

@@ -47,6 +47,40 @@ static int is_numpy(mstc_state *state, PyObject *like)
     return type == array;
 }
 
+/* Whether like is torch's own Tensor, and no other class of that package. */
+static bool is_torch(mstc_state *state, PyObject *like)
+{
+    PyObject *type = (PyObject *)Py_TYPE(like);
+    if (state->torch_tensor != NULL || !is_named(type, "torch"))
+        return type == state->torch_tensor;
+    PyObject *torch = PyImport_ImportModule("torch");
+    PyObject *tensor = torch == NULL ? NULL : PyObject_GetAttrString(torch, "Tensor");
+    state->torch_empty_like = tensor == NULL ? NULL : PyObject_GetAttrString(torch, "empty_like");
+    Py_XDECREF(torch);
+    if (state->torch_empty_like != NULL)
+        state->torch_tensor = Py_NewRef(tensor);
+    Py_XDECREF(tensor);
+    PyErr_Clear(); /* what it makes by shape and dtype will do */
+    return state->torch_tensor != NULL && type == state->torch_tensor;
+}
+
+/* Whether an output has the dtype, shape and strides of the first input. */
+static bool is_alike(const mstc_view *like, mstar_dtype dtype, int32_t rank, const int64_t *shape)
+{
+    const mstar_tensor compact = mstar_tensor_make(NULL, dtype, rank, shape);
+    mstar_dtype theirs;
+    if (mstc_view_dtype(like, "out", &theirs) < 0) {
+        PyErr_Clear();
+        return false;
+    }
+    if (like->rank != rank || theirs != dtype)
+        return false;
+    for (int i = 0; i < rank; i++)
+        if (like->shape[i] != shape[i] || like->strides[i] != compact.strides[i])
+            return false;
+    return true;
+}
+
 static PyObject *shape_tuple(int32_t rank, const int64_t *shape)
 {
     PyObject *tuple = PyTuple_New(rank);
@@ -87,7 +121,12 @@ PyObject *mstc_output_new(mstc_state *state, PyObject *like, const mstc_view *li
                      (numpy == 1 && dtype == MSTAR_DTYPE_BF16 && like_view->code != 4);
     if (numpy < 0)
         return NULL;
-    if (!own) {
+    if (numpy == 0 && !zero && is_torch(state, like) && is_alike(like_view, dtype, rank, shape)) {
+        /* sooner than by shape and dtype */
+        made = PyObject_CallFunctionObjArgs(state->torch_empty_like, like, NULL);
+        if (made == NULL)
+            return NULL;
+    } else if (!own) {
         PyObject *sizes = shape_tuple(rank, shape);
         if (sizes == NULL)
             return NULL;

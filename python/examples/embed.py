@@ -1,13 +1,13 @@
 """Texts to vectors, and which two are closest.
 
-    python embed.py FOLDER
+    python embed.py [FOLDER]
 """
 import sys
 
 import mstarc
 
 texts = ["The cat sleeps on the sofa", "A kitten naps on a couch", "Quarterly revenue rose"]
-embedder = mstarc.Embedder(sys.argv[1])
+embedder = mstarc.Embedder(sys.argv[1] if len(sys.argv) > 1 else "build/models/all-MiniLM-L6-v2")
 vectors = embedder.encode(texts)
 print(embedder, vectors.shape, vectors.dtype)
 for i, text in enumerate(texts):

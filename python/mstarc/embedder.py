@@ -21,7 +21,7 @@ class Embedder:
 
     Args:
         model_name_or_path: the folder. Nothing is ever downloaded.
-        device: "cpu", or anything whose text names a device.
+        device: "cpu", "cuda:0", or anything whose text names a device.
         dtype: what matrices and tables are stored as, "float32" or "bfloat16"; vectors are float32.
         num_threads: threads of this encoder alone; None shares the package's (MSTAR_NUM_THREADS,
             else OMP_NUM_THREADS, else the usable cores).
@@ -76,7 +76,7 @@ class Embedder:
 
         Returns:
             A float32 numpy array [len(sentences), dim], or [dim] for one text. Without numpy an
-            mstarc.Tensor [len(sentences), dim].
+            mstarc.Tensor of that shape.
 
         Raises:
             TypeError: a sentence is not a str. ValueError: a text is longer than the limit and
@@ -94,7 +94,7 @@ class Embedder:
             vectors = _as_array(self._core.encode(texts, normalize))
         else:
             vectors = self._encode_batches(texts, step, normalize, show_progress_bar)
-        return vectors[0] if one and not isinstance(vectors, _core.Tensor) else vectors
+        return vectors[0] if one else vectors
 
     def _encode_batches(self, texts: tuple[str, ...], step: int, normalize: bool,
                         progress: bool) -> Any:

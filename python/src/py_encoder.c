@@ -5,7 +5,8 @@
 
 typedef struct mstc_encoder {
     PyObject_HEAD mstar_device *device; /* its own when the caller named a number of threads */
-    mstar_stream *stream;
+    mstar_device *host;                 /* where vectors lie: the same, or the shared "cpu" */
+    mstar_stream *stream;               /* of host */
     mstar_encoder *encoder;
     bool owns_device;
     PyThread_type_lock lock;
@@ -16,7 +17,7 @@ typedef struct mstc_encoder {
 static mstar_status load(mstc_encoder *self, const char *folder, const mstar_encoder_desc *desc)
 {
     mstar_encoder_info info = {.struct_size = sizeof info};
-    mstar_status status = mstar_stream_create(self->device, -1, &self->stream);
+    mstar_status status = mstar_stream_create(self->host, -1, &self->stream);
     if (status == MSTAR_OK)
         status = mstar_encoder_load(self->device, folder, desc, &self->encoder);
     if (status == MSTAR_OK)
@@ -101,7 +102,12 @@ static PyObject *encoder_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
-    int failed = open_device(PyType_GetModuleState(type), self, device, num_threads);
+    mstc_state *state = PyType_GetModuleState(type);
+    int failed = open_device(state, self, device, num_threads);
+    if (failed == 0) {
+        self->host = strcmp(device, "cpu") == 0 ? self->device : mstc_device(state, "cpu");
+        failed = self->host == NULL ? -1 : 0;
+    }
     if (failed == 0) {
         Py_BEGIN_ALLOW_THREADS status = load(self, folder, &desc);
         Py_END_ALLOW_THREADS if (status != MSTAR_OK) failed = raise_load(status);

@@ -1,6 +1,7 @@
 """mstarc.Embedder: the shape of the call, and the program's own bytes."""
 import os
 import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -49,6 +50,14 @@ def test_shapes(embedder):
     assert embedder.get_sentence_embedding_dimension() == 384
     assert embedder.max_seq_length == embedder.info["max_tokens"] == 256
     assert "bert" in repr(embedder) and all_at_once.flags.writeable
+
+
+def test_without_numpy(embedder, monkeypatch):
+    want = embedder.encode(TEXTS[:2])
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    both, one = embedder.encode(TEXTS[:2]), embedder.encode(TEXTS[1])
+    assert type(both) is type(one) is mstarc.Tensor and (both.shape, one.shape) == ((2, 384), (384,))
+    assert both.tolist() == want.tolist() and one.tolist() == want[1].tolist()
 
 
 def test_progress(embedder, capsys):

@@ -796,6 +796,9 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
                 }
 #pragma unroll
                 for (int j = 0; j < DT / 8; j++) {
+                    /* padding that is zeroed once stays 0, whatever became of this row */
+                    if (!ONE && j == CHUNKS - 1 && a.head_dim <= DT - 8)
+                        continue;
                     uint32_t word = pack<T>(__fmul_rn(o[i][j][2 * h], inverse),
                                             __fmul_rn(o[i][j][2 * h + 1], inverse));
                     shared_put(own + row * PITCH + j * 16 + (lane() & 3) * 4, word);

@@ -280,6 +280,40 @@ static void non_finite_v_moves_no_other_row(void **state)
     }
 }
 
+/* Blocks take one tile after another: one whose rows are all NaN leaves nothing to the next, not in
+ * the padding of a head dim of 8 past a multiple of 16 either. */
+static void a_tile_of_nan_leaves_nothing_behind(void **state)
+{
+    (void)state;
+    const int32_t dims[] = {8, 24, 72, 104, 128, 200};
+    const int64_t segments = gpu.card != NULL ? 100 : 6;
+    gpu.aligned = true;
+    for (size_t d = 0; d < sizeof dims / sizeof dims[0]; d++) {
+        attn_problem problem;
+        attn_data clean, spoilt;
+        attn_problem_init(&problem);
+        problem.dtype = d % 2 == 0 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F16;
+        problem.head_dim = dims[d];
+        problem.num_qo_heads = problem.num_kv_heads = gpu.card != NULL ? 16 : 4;
+        for (int64_t i = 0; i < segments; i++)
+            assert_true(attn_problem_add(&problem, 70, 70));
+        attn_data *both[] = {&clean, &spoilt};
+        for (int i = 0; i < 2; i++) {
+            attn_data_make(&problem, both[i]);
+            for (int64_t segment = 0; i == 1 && segment < segments; segment += 2)
+                for (int32_t h = 0; h < problem.num_kv_heads; h++)
+                    attn_set(&spoilt.k.tensor, 70 * segment, h, 1, NAN);
+            cuda_attn_run_problem(&problem, NULL, both[i]);
+        }
+        assert_true(isnan(attn_get(&spoilt.out.tensor, 3, 0, 0)));
+        for (int64_t segment = 1; segment < segments; segment += 2)
+            assert_true(attn_same_bits(&spoilt.out.tensor, 70 * segment, &clean.out.tensor,
+                                       70 * segment, 70));
+        attn_data_free(&clean);
+        attn_data_free(&spoilt);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -289,6 +323,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(non_finite_v_stays_where_it_is_seen, cuda_attn_set_up,
                                         cuda_attn_tear_down),
         cmocka_unit_test_setup_teardown(non_finite_v_moves_no_other_row, cuda_attn_set_up,
+                                        cuda_attn_tear_down),
+        cmocka_unit_test_setup_teardown(a_tile_of_nan_leaves_nothing_behind, cuda_attn_set_up,
                                         cuda_attn_tear_down),
     };
     cuda_attn_arguments(argc, argv, emulated_launch);

@@ -434,6 +434,26 @@ static PyObject *tensor_numpy(PyObject *self, PyObject *unused)
     return array;
 }
 
+/* What numpy asks where the buffer protocol has no answer: it would else wrap the Tensor itself. */
+static PyObject *tensor_array(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"dtype", "copy", NULL};
+    PyObject *dtype = Py_None, *copy = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:__array__", names, &dtype, &copy))
+        return NULL;
+    const mstc_tensor *tensor = (const mstc_tensor *)self;
+    const bool widens = dtype != Py_None && is_on_cpu(tensor) && tensor->dtype == MSTAR_DTYPE_BF16;
+    PyObject *from = widens ? PyObject_CallMethod(self, "to", "s", "float32") : Py_NewRef(self);
+    PyObject *array = from == NULL ? NULL : tensor_numpy(from, NULL);
+    Py_XDECREF(from);
+    if (array == NULL || (dtype == Py_None && copy != Py_True))
+        return array;
+    PyObject *made = dtype == Py_None ? PyObject_CallMethod(array, "copy", NULL)
+                                      : PyObject_CallMethod(array, "astype", "O", dtype);
+    Py_DECREF(array);
+    return made;
+}
+
 static PyMethodDef tensor_methods[] = {
     {"__dlpack__", (PyCFunction)(void (*)(void))mstc_tensor_dlpack, METH_VARARGS | METH_KEYWORDS,
      "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
@@ -442,6 +462,9 @@ static PyMethodDef tensor_methods[] = {
      "__dlpack_device__($self, /)\n--\n\n(1, 0): the CPU; (2, N): cuda:N."},
     {"__buffer__", tensor_buffer, METH_O,
      "__buffer__($self, flags, /)\n--\n\nA memoryview; BufferError for bfloat16 and off the CPU."},
+    {"__array__", (PyCFunction)(void (*)(void))tensor_array, METH_VARARGS | METH_KEYWORDS,
+     "__array__($self, dtype=None, copy=None)\n--\n\n"
+     "numpy(), as dtype where one is given: then bfloat16 too."},
     {"to", tensor_to, METH_O,
      "to($self, dtype, /)\n--\n\n"
      "A new contiguous Tensor of another floating dtype, rounded to nearest (ties to even). On a\n"

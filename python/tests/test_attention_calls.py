@@ -9,6 +9,7 @@ import pytest
 
 import mstarc
 from mstarc.engine.resources.attn.ragged import wrappers
+from mstarc.engine.resources.attn.ragged.dense_wrappers import FA3RaggedPrefillWrapper
 from mstarc.engine.resources.attn.ragged.wrappers import (
     FlashInferRaggedPrefillWrapper,
     PrefixedPrefillWrapper,
@@ -326,6 +327,10 @@ def test_kernels_by_name():
     for backend in ("fa2", "fa3", "flashinfer", "cutlass"):
         with pytest.raises((NotImplementedError, ValueError), match=backend):
             flash(backend=backend)
+    with pytest.raises(NotImplementedError, match="fa3") as refused:
+        flash(backend="fa3")
+    reason = FA3RaggedPrefillWrapper(2, 1, 16, device="cpu").info["kernel_reason"]
+    assert reason == f"{flash().info['kernel_reason']}; not fa3: {refused.value}"
     for layout in ("NDH", "", "nhd"):
         with pytest.raises(ValueError, match="kv_layout"):
             flash(kv_layout=layout)

@@ -191,6 +191,10 @@ def test_tensor():
         tensor.numpy()
     with pytest.raises((BufferError, ValueError), match="bfloat16"):
         memoryview(tensor)
+    with pytest.raises(TypeError, match="bfloat16"):
+        np.asarray(tensor)
+    assert np.asarray(tensor, dtype="float64").tolist() == tensor.tolist()
+    assert (np.array(tensor.to("float32"), copy=True) == tensor.tolist()).all()
     with pytest.raises(ValueError, match="int32"):
         tensor.to("int32")
     with pytest.raises(TypeError):

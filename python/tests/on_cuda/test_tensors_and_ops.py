@@ -81,6 +81,8 @@ def test_what_only_host_memory_has():
         tensor.numpy()
     with pytest.raises(BufferError, match="cuda:0"):
         memoryview(tensor)
+    with pytest.raises(TypeError, match=r"cuda:0; use .cpu\(\).numpy\(\)"):
+        np.asarray(tensor)
 
 
 def test_dlpack():

@@ -96,6 +96,21 @@ def test_gradients_are_refused_or_ignored():
     assert torch.equal(out, again) and not again.requires_grad
 
 
+def test_inside_compiled_code():
+    """torch.compile goes around plan and run, and the numbers stay."""
+    wrapper = make(q_data_type=torch.float32)
+
+    def layer(q, k, v):
+        wrapper.plan([0, 4, 9])
+        return wrapper.run(q * 2, k, v) + 1
+
+    inputs = qkv()
+    want = layer(*inputs)
+    compiled = torch.compile(layer, backend="eager")
+    for _ in range(2):
+        assert torch.equal(compiled(*inputs), want)
+
+
 def test_templates_are_cloned():
     template = NodeInputs({"x": torch.zeros(3)}, {"deep": [torch.ones(1)]}, None, 1)
     row = BatchedAcceleratorGraphConfig("decode", template).get_node_inputs(1, 0)[0]

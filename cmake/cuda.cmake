@@ -46,6 +46,7 @@ endfunction()
 mst_cuda_image(rows src/cuda/row_kernels.cu "${MST_CUDA_ROW_HEADERS}" ${MST_NVCC_PORTABLE})
 # Hopper's own matrix instructions, which other cards have not
 mst_cuda_image(linear src/cuda/linear_kernels.cu "${MST_CUDA_ROW_HEADERS}" -gencode=arch=compute_90a,code=sm_90a)
+mst_cuda_image(attn_group src/cuda/attn_group.cu "${MST_CUDA_ATTN_HEADERS}" -gencode=arch=compute_90a,code=sm_90a)
 mst_cuda_image(attn_reference src/cuda/attn_reference.cu "${MST_CUDA_ATTN_HEADERS}" ${MST_NVCC_PORTABLE})
 foreach(hd RANGE 16 256 16)
     mst_cuda_image(attn_hd${hd} src/cuda/attn_portable.cu "${MST_CUDA_ATTN_HEADERS}" ${MST_NVCC_PORTABLE} -DMST_ATTN_HD=${hd})

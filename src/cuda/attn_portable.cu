@@ -6,7 +6,7 @@
 
 #define MST_ATTN(HD, BN, MT, STAGES, BLOCKS)                                                       \
     MST_ATTN_KERNEL(mst_attn_bf16_hd##HD##_m##MT##n##BN##s##STAGES##_sm80, bf16, HD, BN, MT,       \
-                    STAGES, BLOCKS)                                                                \
+                    STAGES, BLOCKS, false)                                                         \
     MST_ATTN_KERNEL(mst_attn_f16_hd##HD##_m##MT##n##BN##s##STAGES##_sm80, f16, HD, BN, MT, STAGES, \
-                    BLOCKS)
+                    BLOCKS, false)
 #include "cuda/cuda_attn.def"

@@ -22,6 +22,9 @@
  * Two things are seldom and found only after a pass over the keys: such v, and rows whose scores
  * are too large for the cheap formula of weights. Then there is a second, slow pass. It gives every
  * other row the bits of the first, so that a row never depends on its company in a tile.
+ *
+ * On Hopper the four warps multiply together (GROUP): wgmma in the place of mma.sync and ldmatrix,
+ * whose operands then lie in shared memory otherwise. Its sums have the same bits.
  */
 #ifndef MST_CUDA_ATTN_TILE_CUH
 #define MST_CUDA_ATTN_TILE_CUH
@@ -29,6 +32,9 @@
 #include "cuda/attn_args.h"
 #if defined(__CUDACC__)
 #include "cuda/attn_instructions.cuh"
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#include "cuda/attn_group.cuh"
+#endif
 #endif
 
 namespace mst
@@ -83,12 +89,15 @@ __device__ __forceinline__ float quad_sum(float x)
 
 /* ---- one instance ---------------------------------------------------------------------------- */
 
-template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
+template <typename T, int DT, int BN, int MT, int STAGES, bool GROUP = false> struct tile {
     static constexpr int ROWS = WARPS * 16 * MT;
-    static constexpr int CHUNKS = DT / 8;           /* of 16 bytes, in a row */
-    static constexpr int PITCH = (CHUNKS + 1) * 16; /* odd in chunks: ldmatrix without conflicts */
-    static constexpr int BLOCK_BYTES = BN * PITCH;
-    static constexpr int SMEM_BYTES = ROWS * PITCH + 2 * STAGES * BLOCK_BYTES;
+    static constexpr int CHUNKS = DT / 8; /* of 16 bytes, in a row */
+    /* Of a row: odd in chunks, for ldmatrix without conflicts; or of a panel, see piece. */
+    static constexpr int PITCH = GROUP ? 128 : (CHUNKS + 1) * 16;
+    static constexpr int ROWS_BYTES = GROUP ? ROWS * DT * 2 : ROWS * PITCH;
+    static constexpr int BLOCK_BYTES = GROUP ? BN * DT * 2 : BN * PITCH;
+    static constexpr int WORDS_AT = ROWS_BYTES + 2 * STAGES * BLOCK_BYTES; /* GROUP: see word */
+    static constexpr int SMEM_BYTES = WORDS_AT + (GROUP ? 128 : 0);
     static constexpr int KT = BN / 16; /* groups of 16 keys */
     static constexpr int DG = DT / 16; /* groups of 16 columns */
     static constexpr int SLOT_FLOATS = THREADS * MT * (DT / 2 + 4);
@@ -111,7 +120,7 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
     unsigned wide; /* such rows of the pass before: what the slow pass goes by */
 
     uint32_t q_smem;
-    __device__ __forceinline__ uint32_t k_smem() const { return q_smem + ROWS * PITCH; }
+    __device__ __forceinline__ uint32_t k_smem() const { return q_smem + ROWS_BYTES; }
     __device__ __forceinline__ uint32_t v_smem() const
     {
         return k_smem() + STAGES * BLOCK_BYTES;
@@ -134,7 +143,7 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
     };
     __device__ __forceinline__ int get(int field) const
     {
-        return (int)shared_get(item + (field / 4) * PITCH + field % 4 * 4);
+        return (int)shared_get(item + (field / 4) * WORDS_PITCH + field % 4 * 4);
     }
 
     __device__ __forceinline__ static int warp() { return threadIdx.x >> 5; }
@@ -160,6 +169,25 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
      * of several leave it alone; it is zeroed once.
      */
     static constexpr bool ONE = STEPS == 1;
+    static_assert(!GROUP || (MT == 1 && ONE && DT % 64 == 0), "whole panels, a chunk a lane");
+    static constexpr bool AHEAD = GROUP && STAGES == 2; /* see step_ahead */
+
+    /* Where a matrix of R rows has a chunk of a row. GROUP: panels of 64 columns, a row of one is
+       128 bytes, its chunks swizzled by the row. */
+    template <int R> __device__ __forceinline__ static int piece(int row, int chunk)
+    {
+        if (GROUP)
+            return chunk / 8 * (R * 128) + row * 128 + ((chunk ^ row) & 7) * 16;
+        return row * PITCH + chunk * 16;
+    }
+
+    /* The same chunk so many passes of rows further. */
+    __device__ __forceinline__ static uint32_t further_rows(uint32_t to, int pass)
+    {
+        if (GROUP && PASS_ROWS % 8 != 0 && (pass & 1) != 0)
+            to ^= 64;
+        return to + pass * PASS_ROWS * PITCH;
+    }
 
     __device__ __forceinline__ static bool holds_chunk(const mst_cuda_attn_args &a, int lane_chunk,
                                                        int step)
@@ -191,8 +219,9 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
     }
 
     /* The same by elements, for rows that do not lie on 16 bytes: at once, zeros past the head dim.
-     */
-    __device__ __noinline__ static void copy_elements(uint32_t to, const uint16_t *from,
+       to is the matrix. */
+    template <int R>
+    __device__ __noinline__ static void copy_elements(uint32_t to, int row, const uint16_t *from,
                                                       int head_dim)
     {
 #pragma unroll 1
@@ -203,10 +232,31 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
                 uint32_t word = from != nullptr && d < head_dim ? from[d] : 0u;
                 if (from != nullptr && d + 1 < head_dim)
                     word |= (uint32_t)from[d + 1] << 16;
-                shared_put(to + chunk * 16 + i * 4, word);
+                shared_put(to + piece<R>(row, chunk) + i * 4, word);
             }
         }
     }
+
+    /* A row of the group as a query row and a query head of the group, and others a fixed step on. */
+    struct packed_row {
+        unsigned token, of, group, step_token, step_of;
+
+        __device__ __forceinline__ packed_row(unsigned row, unsigned step, unsigned of_group)
+            : token(row / of_group), of(row - token * of_group), group(of_group),
+              step_token(step / of_group), step_of(step - step_token * of_group)
+        {
+        }
+
+        __device__ __forceinline__ void step()
+        {
+            token += step_token;
+            of += step_of;
+            if (of >= group) {
+                of -= group;
+                token++;
+            }
+        }
+    };
 
     template <bool SLOW>
     __device__ __forceinline__ void load_rows(const mst_cuda_attn_args &a, int row_begin, int head)
@@ -217,28 +267,29 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
             ((int64_t)get(Q_FIRST) * a.q_row_stride + (int64_t)head * a.q_head_stride) * 2 +
             lane_chunk * 16;
         int row = threadIdx.x / LANES;
-        uint32_t to = q_smem + row * PITCH + lane_chunk * 16;
+        uint32_t to = q_smem + piece<ROWS>(row, lane_chunk);
         /* of ungrouped heads the next row is a fixed step away; of grouped ones it is looked for */
         const char *next = base + (int64_t)(row_begin + row) * a.q_row_stride * 2;
         int64_t pass_bytes = a.q_row_stride * (2 * PASS_ROWS);
+        packed_row packed((unsigned)(row_begin + row), PASS_ROWS, (unsigned)a.group);
 #pragma unroll 4
         for (int pass = 0; pass < ROWS / PASS_ROWS; pass++, row += PASS_ROWS) {
             const char *from = next;
             next += pass_bytes;
             if (a.group != 1) {
-                unsigned packed = (unsigned)(row_begin + row);
-                unsigned token = packed / (unsigned)a.group;
-                unsigned of = packed - token * (unsigned)a.group;
-                from = base + ((int64_t)token * a.q_row_stride + (int64_t)of * a.q_head_stride) * 2;
+                from = base + ((int64_t)packed.token * a.q_row_stride +
+                               (int64_t)packed.of * a.q_head_stride) *
+                                  2;
+                packed.step();
             }
             bool wanted = row < rows;
             if (SLOW && a.elements) {
-                copy_elements(to + pass * PASS_ROWS * PITCH - lane_chunk * 16,
-                              wanted ? (const uint16_t *)(from - lane_chunk * 16) : nullptr,
-                              a.head_dim);
+                copy_elements<ROWS>(q_smem, row,
+                                    wanted ? (const uint16_t *)(from - lane_chunk * 16) : nullptr,
+                                    a.head_dim);
                 continue;
             }
-            copy_row(a, to + pass * PASS_ROWS * PITCH, from, lane_chunk, wanted);
+            copy_row(a, further_rows(to, pass), from, lane_chunk, wanted);
         }
     }
 
@@ -249,7 +300,7 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
         copies_wait<0>();
         __syncthreads();
         for (int at = threadIdx.x; at < ROWS * CHUNKS * 4; at += THREADS) {
-            uint32_t place = q_smem + at / (CHUNKS * 4) * PITCH + at % (CHUNKS * 4) * 4;
+            uint32_t place = q_smem + piece<ROWS>(at / (CHUNKS * 4), at / 4 % CHUNKS) + at % 4 * 4;
             shared_put(place, shared_get(place) ^ 0x80008000u);
         }
         __syncthreads();
@@ -275,8 +326,9 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
         int64_t pass_bytes = row_stride * (2 * PASS_ROWS);
         int lane_chunk = threadIdx.x % LANES;
         int left = lk - (int)(block * BN) - (int)(threadIdx.x / LANES);
-        to += (STAGES > 1 ? (block % STAGES) * BLOCK_BYTES : 0) + (threadIdx.x / LANES) * PITCH +
-              lane_chunk * 16;
+        to += STAGES > 1 ? (block % STAGES) * BLOCK_BYTES : 0;
+        uint32_t matrix = to;
+        to += piece<BN>(threadIdx.x / LANES, lane_chunk);
         if (!SLOW && !ONE && (int)((block + 1) * BN) <= lk) {
 #pragma unroll
             for (int pass = 0; pass < BN / PASS_ROWS; pass++, from += pass_bytes)
@@ -291,11 +343,11 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
         for (int pass = 0; pass < BN / PASS_ROWS; pass++) {
             bool wanted = pass * PASS_ROWS < left;
             if (SLOW && a.elements)
-                copy_elements(to - lane_chunk * 16 + pass * PASS_ROWS * PITCH,
-                              wanted ? (const uint16_t *)(from - lane_chunk * 16) : nullptr,
-                              a.head_dim);
+                copy_elements<BN>(matrix, threadIdx.x / LANES + pass * PASS_ROWS,
+                                  wanted ? (const uint16_t *)(from - lane_chunk * 16) : nullptr,
+                                  a.head_dim);
             else
-                copy_row(a, to + pass * PASS_ROWS * PITCH, from, lane_chunk, wanted);
+                copy_row(a, further_rows(to, pass), from, lane_chunk, wanted);
             from = ONE ? further(from, pass_bytes) : from + pass_bytes;
         }
     }
@@ -311,6 +363,16 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
     {
         load_block<SLOW>(a, v_smem(), v_from, a.v_row_stride, block);
         copies_commit();
+    }
+
+    /* What this thread copied or wrote is there for matrix instructions of the whole block, once it
+       has passed a barrier. */
+    __device__ __forceinline__ static void shown()
+    {
+#if defined(MST_GROUP)
+        if (GROUP)
+            show_writes();
+#endif
     }
 
     /* ---- one block of keys ------------------------------------------------------------------- */
@@ -333,10 +395,39 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
         high = after == MST_CUDA_NO_WINDOW ? lk : min(lk, diagonal + after + 1);
     }
 
+    /* The two products of a block, begun: the four warps together. */
+#if defined(MST_GROUP)
+    __device__ __forceinline__ void begin_scores(float (&s)[MT][BN / 8][4], uint32_t k_at)
+    {
+        multiply_begin();
+#pragma unroll
+        for (int d = 0; d < DG; d++)
+            multiply<T>(s[0], describe(q_smem + d / 4 * (ROWS * 128) + d % 4 * 32, 0),
+                        describe(k_at + d / 4 * (BN * 128) + d % 4 * 32, 0), d > 0);
+        multiply_commit();
+    }
+
+    __device__ __forceinline__ void begin_accumulate(const uint32_t (&p)[MT][KT][4], uint32_t v_at)
+    {
+        multiply_begin();
+#pragma unroll
+        for (int n = 0; n < KT; n++)
+            multiply_rows<T>(o[0], p[0][n], describe(v_at + n * 2048, BN * 128));
+        multiply_commit();
+    }
+#endif
+
     /* s = q k^T, one key group of 16 after the other; groups past the last needed stay 0. */
     template <bool EDGE>
     __device__ __forceinline__ void scores(float (&s)[MT][BN / 8][4], uint32_t k_at, int groups)
     {
+#if defined(MST_GROUP)
+        if constexpr (GROUP) {
+            begin_scores(s, k_at);
+            multiply_wait<0>(s[0]);
+            return;
+        }
+#endif
         uint32_t k_lane =
             k_at + ((lane() & 7) + ((lane() >> 4) << 3)) * PITCH + ((lane() >> 3) & 1) * 16;
         uint32_t q_lane = q_smem + (warp() * 16 * MT + (lane() & 15)) * PITCH + (lane() >> 4) * 16;
@@ -400,16 +491,16 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
     }
 
     /*
-     * Scores become weights p, rounded, as the matrix instruction wants them; m, l and o move to
-     * the new maximum. Rows are independent, so each stage does all of them. In the slow pass rows
-     * that are wide take the scale times a difference, which no large score harms.
+     * Scores become weights; m and l move to the new maximum, and o is yet to shrink. Rows are
+     * independent, so each stage does all of them. In the slow pass rows that are wide take the
+     * scale times a difference, which no large score harms.
      */
     template <bool SLOW>
-    __device__ __forceinline__ void weigh(const mst_cuda_attn_args &a, float (&s)[MT][BN / 8][4],
-                                          uint32_t (&p)[MT][KT][4])
+    __device__ __forceinline__ void weights(const mst_cuda_attn_args &a, float (&s)[MT][BN / 8][4],
+                                            float (&shrink)[MT][2])
     {
         float scale = a.scale_log2;
-        float largest[MT][2], offset[MT][2], shrink[MT][2], sum[MT][2];
+        float largest[MT][2], offset[MT][2], sum[MT][2];
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -439,28 +530,48 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
             for (int i = 0; i < MT; i++)
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    float w[2];
+                    float *w = &s[i][j][2 * h];
 #pragma unroll
                     for (int x = 0; x < 2; x++) {
-                        float score = s[i][j][2 * h + x];
                         bool far = SLOW && (wide >> (2 * i + h) & 1) != 0;
-                        w[x] = exp2_fast(far ? __fmul_rn(__fsub_rn(score, offset[i][h]), scale)
-                                             : __fmaf_rn(score, scale, -offset[i][h]));
+                        w[x] = exp2_fast(far ? __fmul_rn(__fsub_rn(w[x], offset[i][h]), scale)
+                                             : __fmaf_rn(w[x], scale, -offset[i][h]));
                     }
                     sum[i][h] = __fadd_rn(sum[i][h], __fadd_rn(w[0], w[1]));
-                    p[i][j / 2][h + 2 * (j & 1)] = pack<T>(w[0], w[1]);
                 }
 #pragma unroll
         for (int i = 0; i < MT; i++) {
             l[i][0] = __fmaf_rn(l[i][0], shrink[i][0], sum[i][0]);
             l[i][1] = __fmaf_rn(l[i][1], shrink[i][1], sum[i][1]);
+        }
+    }
+
+    /* Weights rounded, as the matrix instruction wants them. */
+    __device__ __forceinline__ static void round(const float (&s)[MT][BN / 8][4],
+                                                 uint32_t (&p)[MT][KT][4])
+    {
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++)
+#pragma unroll
+            for (int i = 0; i < MT; i++)
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    p[i][j / 2][h + 2 * (j & 1)] = pack<T>(s[i][j][2 * h], s[i][j][2 * h + 1]);
+    }
+
+    /* o moves to the new maximum. */
+    __device__ __forceinline__ void rescale(const mst_cuda_attn_args &a,
+                                            const float (&shrink)[MT][2])
+    {
+#pragma unroll
+        for (int i = 0; i < MT; i++) {
             /* times 1 changes nothing: later blocks seldom hold a new maximum */
             if (!__any_sync(0xffffffffu, shrink[i][0] != 1.0f || shrink[i][1] != 1.0f))
                 continue;
             /* a row's first maximum; later ones lie between it and the last, which note_huge sees */
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                if (!(shrink[i][h] > 0.0f) && is_huge(m[i][h], scale))
+                if (!(shrink[i][h] > 0.0f) && is_huge(m[i][h], a.scale_log2))
                     huge |= 1u << (2 * i + h);
 #pragma unroll
             for (int j = 0; j < DT / 8; j++) {
@@ -472,11 +583,28 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
         }
     }
 
+    template <bool SLOW>
+    __device__ __forceinline__ void weigh(const mst_cuda_attn_args &a, float (&s)[MT][BN / 8][4],
+                                          uint32_t (&p)[MT][KT][4])
+    {
+        float shrink[MT][2];
+        weights<SLOW>(a, s, shrink);
+        round(s, p);
+        rescale(a, shrink);
+    }
+
     /* o += p v over the key groups of the block. */
     template <bool EDGE>
     __device__ __forceinline__ void accumulate(const uint32_t (&p)[MT][KT][4], uint32_t v_at,
                                                int groups)
     {
+#if defined(MST_GROUP)
+        if constexpr (GROUP) {
+            begin_accumulate(p, v_at);
+            multiply_wait<0>(o[0]);
+            return;
+        }
+#endif
         uint32_t v_lane = v_at + (lane() & 15) * PITCH + (lane() >> 4) * 16;
 #pragma unroll
         for (int n = 0; n < KT; n++) {
@@ -512,7 +640,7 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
         uint32_t largest = 0;
         for (int at = threadIdx.x; at < BN * CHUNKS; at += THREADS) {
             uint32_t w0, w1, w2, w3;
-            shared_get4(w0, w1, w2, w3, v_at + (at / CHUNKS) * PITCH + (at % CHUNKS) * 16);
+            shared_get4(w0, w1, w2, w3, v_at + piece<BN>(at / CHUNKS, at % CHUNKS));
 #if defined(MST_LARGER_HALVES)
             w0 = larger_halves(w0 & 0x7fff7fffu, w1 & 0x7fff7fffu);
             w2 = larger_halves(w2 & 0x7fff7fffu, w3 & 0x7fff7fffu);
@@ -539,7 +667,7 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
                                     (lane() & ~3) | (key / 2 & 3));
                 }
             for (int j = 0; j < DT / 8; j++) {
-                uint32_t word = shared_get(v_at + key * PITCH + j * 16 + (lane() & 3) * 4);
+                uint32_t word = shared_get(v_at + piece<BN>(key, j) + (lane() & 3) * 4);
                 if (!is_special(word))
                     continue;
                 for (int x = 0; x < 2; x++) {
@@ -558,7 +686,8 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
         }
         __syncthreads();
         for (int at = threadIdx.x; at < BN * CHUNKS * 4; at += THREADS) {
-            uint32_t place = v_at + (at / (CHUNKS * 4)) * PITCH + (at % (CHUNKS * 4)) * 4;
+            uint32_t place =
+                v_at + piece<BN>(at / (CHUNKS * 4), at / 4 % CHUNKS) + at % 4 * 4;
             uint32_t word = shared_get(place);
             if ((word & exponent_mask<T>::low) == exponent_mask<T>::low)
                 word &= 0xffff0000u;
@@ -566,6 +695,7 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
                 word &= 0x0000ffffu;
             shared_put(place, word);
         }
+        shown();
         __syncthreads();
     }
 
@@ -623,7 +753,7 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
     __device__ __forceinline__ void step(const mst_cuda_attn_args &a, int causal, bool row_mask,
                                          unsigned block, unsigned last)
     {
-        bool active = warp() * 16 * MT < rows;
+        bool active = GROUP || warp() * 16 * MT < rows;
         int groups = KT;
         if (EDGE)
             groups = min(KT, (lk - (int)(block * BN) + 15) / 16);
@@ -635,10 +765,12 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
         /* k of this block is there, and everybody is done with the block before */
         if (STAGES == 1) {
             copies_wait<0>();
+            shown();
             __syncthreads();
             load_v<SLOW>(a, block);
         } else {
             copies_wait<1>();
+            shown();
             __syncthreads();
             if (block < last)
                 load_k<SLOW>(a, block + 1);
@@ -661,6 +793,7 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
         }
         if (STAGES == 1) {
             copies_wait<0>();
+            shown();
             __syncthreads();
             if (block < last)
                 load_k<SLOW>(a, block + 1);
@@ -670,6 +803,7 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
             if (active)
                 weigh<SLOW>(a, s, p);
             copies_wait<1>();
+            shown();
             __syncthreads();
             if (block < last)
                 load_v<SLOW>(a, block + 1);
@@ -685,6 +819,47 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
         if (active)
             accumulate<EDGE>(p, v_at, groups);
     }
+
+#if defined(MST_GROUP)
+    /*
+     * The same with two stages and matrix instructions that do not wait: beside a block's weights
+     * runs the product of the block before, whose weights are p. In a block with a mask or past the
+     * end EDGE is set; was_edge: it was in the block before.
+     */
+    template <bool EDGE, bool FIRST>
+    __device__ __forceinline__ void step_ahead(const mst_cuda_attn_args &a, int causal,
+                                               bool was_edge, uint32_t (&p)[MT][KT][4],
+                                               unsigned block, unsigned last)
+    {
+        uint32_t k_at = k_smem() + block % STAGES * BLOCK_BYTES;
+        uint32_t v_before = v_smem() + (block + 1) % STAGES * BLOCK_BYTES;
+        float s[MT][BN / 8][4], shrink[MT][2];
+
+        /* k of this block and v of the one before are there, and everybody is done with those before
+           them */
+        copies_wait<FIRST ? 1 : 0>();
+        shown();
+        __syncthreads();
+        begin_scores(s, k_at);
+        if (!FIRST)
+            begin_accumulate(p, v_before);
+        if (block < last)
+            load_k<false>(a, block + 1);
+        if (!FIRST)
+            load_v<false>(a, block);
+        if (!FIRST && was_edge)
+            special |= has_special(v_before);
+        multiply_wait<FIRST ? 0 : 1>(s[0]);
+        if (EDGE)
+            mask(a, causal, s, (int)(block * BN));
+        weights<false>(a, s, shrink);
+        if (!FIRST)
+            multiply_wait<0>(o[0]);
+        rescale(a, shrink);
+        multiply_wait<0>(s[0]); /* p is an operand of what has run until here */
+        round(s, p);
+    }
+#endif
 
     /* All keys of the work in hand, from the loads on. */
     template <bool SLOW>
@@ -717,6 +892,33 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
             whole_begin = low <= 0 ? 0 : (unsigned)(low + BN - 1) / BN;
             whole_end = high <= 0 ? 0 : (unsigned)high / BN;
         }
+#if defined(MST_GROUP)
+        if constexpr (AHEAD) {
+            uint32_t p[MT][KT][4];
+            bool was_edge = first < whole_begin || first >= whole_end;
+            if (was_edge)
+                step_ahead<true, true>(a, causal, false, p, first, last);
+            else
+                step_ahead<false, true>(a, causal, false, p, first, last);
+            for (unsigned block = first + 1; block <= last; block++) {
+                bool edge = block < whole_begin || block >= whole_end;
+                if (edge)
+                    step_ahead<true, false>(a, causal, was_edge && row_mask, p, block, last);
+                else
+                    step_ahead<false, false>(a, causal, was_edge && row_mask, p, block, last);
+                was_edge = edge;
+            }
+            copies_wait<0>();
+            shown();
+            __syncthreads();
+            uint32_t v_at = v_smem() + last % STAGES * BLOCK_BYTES;
+            begin_accumulate(p, v_at);
+            if (was_edge && row_mask)
+                special |= has_special(v_at);
+            multiply_wait<0>(o[0]);
+            return;
+        }
+#endif
         for (unsigned block = first; block <= last; block++) {
             if (block >= whole_begin && block < whole_end)
                 step<false, false>(a, causal, false, block, last);
@@ -772,7 +974,6 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
     {
         int64_t first_token = get(Q_FIRST);
         int row_begin = row_first();
-        uint32_t own = q_smem + warp() * 16 * MT * PITCH;
         int first = warp() * 16 * MT;
         if (first >= rows)
             return;
@@ -801,7 +1002,7 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
                         continue;
                     uint32_t word = pack<T>(__fmul_rn(o[i][j][2 * h], inverse),
                                             __fmul_rn(o[i][j][2 * h + 1], inverse));
-                    shared_put(own + row * PITCH + j * 16 + (lane() & 3) * 4, word);
+                    shared_put(q_smem + piece<ROWS>(first + row, j) + (lane() & 3) * 4, word);
                 }
             }
         }
@@ -813,20 +1014,20 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
                      lane_chunk * 16;
         char *next = base + (int64_t)(row_begin + first + lane() / LANES) * a.out_row_stride * 2;
         int64_t pass_bytes = a.out_row_stride * (2 * PASS);
+        packed_row packed((unsigned)(row_begin + first + lane() / LANES), PASS, (unsigned)a.group);
 #pragma unroll 4
         for (int pass = 0; pass < 16 * MT / PASS; pass++) {
             int row = lane() / LANES + pass * PASS;
             if (first + row >= rows)
-                continue;
+                break;
             char *to = next + pass * pass_bytes;
             if (a.group != 1) {
-                unsigned packed = (unsigned)(row_begin + first + row);
-                unsigned token = packed / (unsigned)a.group;
-                unsigned of = packed - token * (unsigned)a.group;
-                to = base +
-                     ((int64_t)token * a.out_row_stride + (int64_t)of * a.out_head_stride) * 2;
+                to = base + ((int64_t)packed.token * a.out_row_stride +
+                             (int64_t)packed.of * a.out_head_stride) *
+                                2;
+                packed.step();
             }
-            uint32_t from = own + row * PITCH + lane_chunk * 16;
+            uint32_t from = q_smem + piece<ROWS>(first + row, lane_chunk);
 #pragma unroll
             for (int i = 0; i < STEPS; i++)
                 if (holds_chunk(a, lane_chunk, i))
@@ -865,22 +1066,6 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
         }
     }
 
-    __device__ __forceinline__ void restore(const float *slot)
-    {
-        const float4 *from = (const float4 *)slot + threadIdx.x;
-#pragma unroll
-        for (int i = 0; i < MT; i++) {
-            float4 x = __ldcg(from);
-            from += THREADS;
-            m[i][0] = x.x, m[i][1] = x.y, l[i][0] = x.z, l[i][1] = x.w;
-#pragma unroll
-            for (int j = 0; j < DT / 8; j++, from += THREADS) {
-                x = __ldcg(from);
-                o[i][j][0] = x.x, o[i][j][1] = x.y, o[i][j][2] = x.z, o[i][j][3] = x.w;
-            }
-        }
-    }
-
     /* One formula, the earlier part first. */
     template <bool AFTER>
     __device__ __forceinline__ static float joined(float own, float keep, float other, float add)
@@ -897,44 +1082,148 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
         return exp2_fast(__fadd_rn(below, below));
     }
 
-    /* What is in hand, merged with a part that comes after it, or before. */
+    /* m and l with those of a part that comes after what is in hand, or before; what o and the part's
+       are multiplied by then. */
     template <bool AFTER>
-    __device__ __forceinline__ void merge(const mst_cuda_attn_args &a, const float *slot)
+    __device__ __forceinline__ void merge_sums(float scale, int i, float4 part, float (&keep)[2],
+                                               float (&add)[2])
+    {
+        float other_m[2] = {part.x, part.y}, other_l[2] = {part.z, part.w};
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float largest = fmaxf(m[i][h], other_m[h]);
+            float reference = largest == MST_NEG_INF ? 0.0f : largest;
+            keep[h] = shrinks(m[i][h], reference, scale);
+            add[h] = shrinks(other_m[h], reference, scale);
+            m[i][h] = largest;
+            l[i][h] = joined<AFTER>(l[i][h], keep[h], other_l[h], add[h]);
+        }
+    }
+
+    template <bool AFTER>
+    __device__ __forceinline__ void merge_columns(int i, int j, float4 part, const float (&keep)[2],
+                                                  const float (&add)[2])
+    {
+        o[i][j][0] = joined<AFTER>(o[i][j][0], keep[0], part.x, add[0]);
+        o[i][j][1] = joined<AFTER>(o[i][j][1], keep[0], part.y, add[0]);
+        o[i][j][2] = joined<AFTER>(o[i][j][2], keep[1], part.z, add[1]);
+        o[i][j][3] = joined<AFTER>(o[i][j][3], keep[1], part.w, add[1]);
+    }
+
+    /* What is in hand, merged with the part before it. */
+    __device__ __forceinline__ void merge_before(const mst_cuda_attn_args &a, const float *slot)
     {
         const float4 *from = (const float4 *)slot + threadIdx.x;
-        float scale = a.scale_log2;
+#pragma unroll
+        for (int i = 0; i < MT; i++, from += (DT / 8 + 1) * THREADS) {
+            float keep[2], add[2];
+            merge_sums<false>(a.scale_log2, i, __ldcg(from), keep, add);
+#pragma unroll
+            for (int j = 0; j < DT / 8; j++)
+                merge_columns<false>(i, j, __ldcg(from + (j + 1) * THREADS), keep, add);
+        }
+    }
+
+    /*
+     * Parts come in pieces by way of the memory of k and v, each thread its own numbers. Where a
+     * piece was, one of as many pieces further on follows.
+     */
+    static constexpr int PIECES = DT / 8 % 4 == 0 ? 4 : 2; /* of 16 rows of a warp */
+    static constexpr int PIECE_ROWS = DT / 8 / PIECES;     /* of 16 bytes for each thread */
+    static constexpr int PART_PIECES = MT * PIECES;
+    static constexpr int PIECE_BYTES = PIECE_ROWS * THREADS * 16;
+    static constexpr int RING =
+        PART_PIECES * PIECE_BYTES <= 2 * STAGES * BLOCK_BYTES ? PART_PIECES : PART_PIECES / 2;
+    static_assert(RING * PIECE_BYTES <= 2 * STAGES * BLOCK_BYTES && PART_PIECES % RING == 0,
+                  "half a part lies in the memory of k and v");
+
+    __device__ __forceinline__ void fetch_piece(const float4 *part, int piece) const
+    {
+        const float4 *from =
+            part + (piece * PIECE_ROWS + piece / PIECES + 1) * THREADS; /* past m and l */
+        uint32_t to = k_smem() + piece % RING * PIECE_BYTES + threadIdx.x * 16;
+#pragma unroll
+        for (int row = 0; row < PIECE_ROWS; row++)
+            copy16(to + row * THREADS * 16, from + row * THREADS);
+    }
+
+    /* Merges a part and sends for pieces of the next, NULL for none. sums: m and l of this part, and
+       then of the next. */
+    template <bool FIRST>
+    __device__ __forceinline__ void merge_part(float scale, const float4 *part, const float4 *next,
+                                               float4 (&sums)[MT])
+    {
+        float keep[MT][2], add[MT][2];
 #pragma unroll
         for (int i = 0; i < MT; i++) {
-            float4 x = __ldcg(from);
-            from += THREADS;
-            float other_m[2] = {x.x, x.y}, other_l[2] = {x.z, x.w}, keep[2], add[2];
+            if (FIRST)
+                m[i][0] = sums[i].x, m[i][1] = sums[i].y, l[i][0] = sums[i].z, l[i][1] = sums[i].w;
+            else
+                merge_sums<true>(scale, i, sums[i], keep[i], add[i]);
+            if (next != nullptr)
+                sums[i] = __ldcg(next + i * (DT / 8 + 1) * THREADS);
+        }
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                float largest = fmaxf(m[i][h], other_m[h]);
-                float reference = largest == MST_NEG_INF ? 0.0f : largest;
-                keep[h] = shrinks(m[i][h], reference, scale);
-                add[h] = shrinks(other_m[h], reference, scale);
-                m[i][h] = largest;
-                l[i][h] = joined<AFTER>(l[i][h], keep[h], other_l[h], add[h]);
-            }
+        for (int piece = 0; piece < PART_PIECES; piece++) {
+            copies_wait<RING - 1>();
+            uint32_t from = k_smem() + piece % RING * PIECE_BYTES + threadIdx.x * 16;
 #pragma unroll
-            for (int j = 0; j < DT / 8; j++, from += THREADS) {
-                x = __ldcg(from);
-                o[i][j][0] = joined<AFTER>(o[i][j][0], keep[0], x.x, add[0]);
-                o[i][j][1] = joined<AFTER>(o[i][j][1], keep[0], x.y, add[0]);
-                o[i][j][2] = joined<AFTER>(o[i][j][2], keep[1], x.z, add[1]);
-                o[i][j][3] = joined<AFTER>(o[i][j][3], keep[1], x.w, add[1]);
+            for (int row = 0; row < PIECE_ROWS; row++) {
+                int i = piece / PIECES, j = piece % PIECES * PIECE_ROWS + row;
+                uint32_t w[4];
+                shared_get4(w[0], w[1], w[2], w[3], from + row * THREADS * 16);
+                float4 x = make_float4(__uint_as_float(w[0]), __uint_as_float(w[1]),
+                                       __uint_as_float(w[2]), __uint_as_float(w[3]));
+                if (FIRST)
+                    o[i][j][0] = x.x, o[i][j][1] = x.y, o[i][j][2] = x.z, o[i][j][3] = x.w;
+                else
+                    merge_columns<true>(i, j, x, keep[i], add[i]);
             }
+            if (piece + RING < PART_PIECES)
+                fetch_piece(part, piece + RING);
+            else if (next != nullptr)
+                fetch_piece(next, piece + RING - PART_PIECES);
+            copies_commit();
+        }
+    }
+
+    /* All parts of a tile, in ascending order. */
+    __device__ __forceinline__ void merge_all(const mst_cuda_attn_args &a, const float *slots,
+                                              int64_t part_floats, int num_parts)
+    {
+        const float4 *part = (const float4 *)slots + threadIdx.x;
+        float4 sums[MT];
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+            sums[i] = __ldcg(part + i * (DT / 8 + 1) * THREADS);
+#pragma unroll
+        for (int piece = 0; piece < RING; piece++) {
+            fetch_piece(part, piece);
+            copies_commit();
+        }
+        const float4 *next = part + part_floats / 4;
+        merge_part<true>(a.scale_log2, part, next, sums);
+        for (int i = 1; i < num_parts; i++) {
+            part = next;
+            next = i + 1 < num_parts ? part + part_floats / 4 : nullptr;
+            merge_part<false>(a.scale_log2, part, next, sums);
+        }
+        if (!ONE) { /* the padding of k and v was written over */
+            __syncthreads();
+            clear_padding(a);
         }
     }
 
     /* ---- the kernel -------------------------------------------------------------------------- */
 
-    /* Words in the padding of q's rows, four a row: what the block's threads tell each other. Items
-       are taken two ahead: one is on its way into shared memory while another is worked on. */
+    /* Words in the padding of q's rows, four a row, or after everything else: what the block's
+       threads tell each other. Items are taken two ahead: one is on its way into shared memory while
+       another is worked on. */
+    static constexpr int WORDS_FROM = GROUP ? WORDS_AT : CHUNKS * 16;
+    static constexpr int WORDS_PITCH = GROUP ? 16 : PITCH;
     __device__ __forceinline__ static volatile uint32_t *word(char *smem, int at)
     {
-        return (volatile uint32_t *)(smem + (at / 4) * PITCH + CHUNKS * 16 + (at % 4) * 4);
+        return (volatile uint32_t *)(smem + WORDS_FROM + (at / 4) * WORDS_PITCH + (at % 4) * 4);
     }
     enum {
         NEXT_WORD = 24,
@@ -947,7 +1236,7 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
         const char *from = (const char *)&a.items[index];
 #pragma unroll
         for (int i = 0; i < 3; i++)
-            copy16(q_smem + (parity * 3 + i) * PITCH + CHUNKS * 16, from + i * 16);
+            copy16(q_smem + WORDS_FROM + (parity * 3 + i) * WORDS_PITCH, from + i * 16);
     }
 
     /* One tile of one head: its rows of out, or its part of them. */
@@ -964,7 +1253,7 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
             int key_end = min(item_end, (key_begin / part_keys + 1) * part_keys);
             attend(a, causal, kv_head, key_begin, key_end);
             if (!first)
-                merge<false>(a, own);
+                merge_before(a, own);
             if (key_end >= item_end)
                 break;
             save(own);
@@ -985,9 +1274,7 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
             if (*word(smem, TURN_WORD) != (unsigned)num_splits - 1u)
                 return;
             __threadfence();
-            restore(slots);
-            for (int part = 1; part < num_splits; part++)
-                merge<true>(a, slots + part * part_floats);
+            merge_all(a, slots, part_floats, num_splits);
         }
         store(a, kv_head * a.group);
     }
@@ -1021,7 +1308,7 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
                     pending = atomicAdd(&a.counters->next, 1u);
                 }
             }
-            item = q_smem + parity * 3 * PITCH + CHUNKS * 16;
+            item = q_smem + WORDS_FROM + parity * 3 * WORDS_PITCH;
             lk = get(LK);
             rows = get(ROW_END) - row_first();
             compute(a, causal, (int)(work % per_item), smem);
@@ -1060,12 +1347,12 @@ template <typename T, int DT, int BN, int MT, int STAGES> struct tile {
 
 /* An instance by its name. The register limit is what lets BLOCKS of them share a multiprocessor.
  */
-#define MST_ATTN_KERNEL(NAME, T, DT, BN, MT, STAGES, BLOCKS)           \
+#define MST_ATTN_KERNEL(NAME, T, DT, BN, MT, STAGES, BLOCKS, GROUP)    \
     extern "C" __global__ void __launch_bounds__(mst::THREADS, BLOCKS) \
         NAME(const __grid_constant__ mst_cuda_attn_args args)          \
     {                                                                  \
-        extern __shared__ __align__(128) char mst_smem[];              \
-        mst::tile<mst::T, DT, BN, MT, STAGES> t;                       \
+        extern __shared__ __align__(1024) char mst_smem[];             \
+        mst::tile<mst::T, DT, BN, MT, STAGES, GROUP> t;                \
         t.run(args, mst_smem);                                         \
     }
 

@@ -43,6 +43,7 @@ typedef struct mst_cuda_kernel {
     int32_t threads;
     int32_t shared_bytes;
     int32_t slot_floats; /* of a partial result; 0: keys are never split */
+    int32_t major;       /* compute capability that it is for alone; 0: any */
 } mst_cuda_kernel;
 
 #define MST_CUDA_MAX_KERNELS 128
@@ -198,11 +199,13 @@ mstar_status mst_cuda_record_attn(mstar_stream *stream, const mst_attn_call *cal
 int64_t mst_cuda_attn_part_keys(int32_t tile_head_dim, int64_t rows, int64_t num_kv_heads,
                                 int64_t lk);
 /*
- * Rows of a tile for a layout: 64, or 128 where the head dim has such a kernel, little of it would
- * be empty and the card would still be full. Bits do not depend on it.
+ * Rows of a tile for a layout: 64, or 128 where the head dim has such a kernel, it is the fastest
+ * of cards of this compute capability, little of it would be empty and the card would still be
+ * full. Bits do not depend on it.
  */
-int32_t mst_cuda_attn_tile_rows(int32_t tile_head_dim, int64_t tiles_of_64, int64_t tiles_of_128,
-                                int64_t num_kv_heads, int64_t multiprocessors);
+int32_t mst_cuda_attn_tile_rows(int32_t major, int32_t tile_head_dim, int64_t tiles_of_64,
+                                int64_t tiles_of_128, int64_t num_kv_heads,
+                                int64_t multiprocessors);
 /*
  * Blocks of tiles of so many rows for one multiprocessor, of those that fit; each keeps a partial
  * result of its own, and there is memory for limit tiles of 64 rows.

@@ -46,11 +46,21 @@ static bool is_plain(const mst_attn_shape *shape)
     return shape->reference || shape->dtype == MSTAR_DTYPE_F32;
 }
 
+/* Whether one of two kernels of a shape and of as many rows is to be taken. */
+static bool is_better(const mst_cuda_kernel *kernel, const mst_cuda_kernel *than, bool few)
+{
+    if (kernel->major != than->major)
+        return kernel->major > than->major;
+    return few ? kernel->stages > than->stages : kernel->stages < than->stages;
+}
+
 /*
- * The kernel for a shape: of those with its head dim, dtype and rows, the one with more stages
- * where few tiles leave a multiprocessor to fewer blocks. Never NULL for rows that some kernel has.
+ * The kernel for a shape: of those with its head dim, dtype and rows, one made for this kind of
+ * card, and the one with more stages where few tiles leave a multiprocessor to fewer blocks. Never
+ * NULL for rows that some kernel has.
  */
-static const mst_cuda_kernel *find_kernel(const mst_attn_shape *shape, int32_t rows, bool few)
+static const mst_cuda_kernel *find_kernel(const mst_cuda *cuda, const mst_attn_shape *shape,
+                                          int32_t rows, bool few)
 {
     int32_t head_dim = is_plain(shape) ? 0 : mst_cuda_attn_tile_head_dim(shape->head_dim);
     const mst_cuda_kernel *found = NULL;
@@ -58,8 +68,9 @@ static const mst_cuda_kernel *find_kernel(const mst_attn_shape *shape, int32_t r
         const mst_cuda_kernel *kernel = mst_cuda_kernel_at(i);
         if (kernel->dtype != shape->dtype || kernel->head_dim != head_dim || kernel->rows != rows)
             continue;
-        if (found == NULL ||
-            (few ? kernel->stages > found->stages : kernel->stages < found->stages))
+        if (kernel->major != 0 && kernel->major != cuda->major)
+            continue;
+        if (found == NULL || is_better(kernel, found, few))
             found = kernel;
     }
     return found;
@@ -68,12 +79,17 @@ static const mst_cuda_kernel *find_kernel(const mst_attn_shape *shape, int32_t r
 void mst_cuda_attn_kernel(const mstar_device *device, const mst_attn_shape *shape,
                           const char **symbol, const char **reason)
 {
-    (void)device;
-    *symbol = find_kernel(shape, 64, false)->symbol;
+    const mst_cuda_kernel *kernel = find_kernel(mst_cuda_of(device), shape, 64, false);
+    *symbol = kernel->symbol;
     if (shape->reference)
         *reason = "asked for by backend \"reference\"";
     else if (shape->dtype == MSTAR_DTYPE_F32)
         *reason = "f32 has no tensor-core kernel";
+    else if (kernel->major == 9)
+        *reason = "wgmma, which cards of compute capability 9.0 have";
+    else if (mst_cuda_of(device)->major == 9)
+        *reason = "mma.sync: wgmma kernels are for head dims 49 to 64, 113 to 128, 241 to 256; "
+                  "tile height and stages are chosen for each plan";
     else
         *reason = "mma.sync; tile height and stages are chosen for each plan";
 }
@@ -94,8 +110,9 @@ size_t mst_cuda_attn_scratch_bytes(const mstar_device *device, const mst_attn_sh
 {
     if (!may_split(shape))
         return 0;
-    size_t slot = (size_t)find_kernel(shape, 64, false)->slot_floats * sizeof(float);
-    size_t blocks = (size_t)mst_cuda_of(device)->multiprocessors * (size_t)blocks_limit(shape);
+    const mst_cuda *cuda = mst_cuda_of(device);
+    size_t slot = (size_t)find_kernel(cuda, shape, 64, false)->slot_floats * sizeof(float);
+    size_t blocks = (size_t)cuda->multiprocessors * (size_t)blocks_limit(shape);
     return slot * (MAX_SLOTS + blocks);
 }
 
@@ -129,10 +146,11 @@ static mstar_status choose_kernel(mst_cuda *cuda, mst_cuda_attn_image *image, in
     const mst_attn_shape *shape = &image->shape;
     int32_t rows = 64;
     if (!is_plain(shape))
-        rows = mst_cuda_attn_tile_rows(mst_cuda_attn_tile_head_dim(shape->head_dim), tiles_of_64,
-                                       tiles_of_128, shape->num_kv_heads, cuda->multiprocessors);
+        rows = mst_cuda_attn_tile_rows(cuda->major, mst_cuda_attn_tile_head_dim(shape->head_dim),
+                                       tiles_of_64, tiles_of_128, shape->num_kv_heads,
+                                       cuda->multiprocessors);
     bool few = tiles_of_64 * shape->num_kv_heads <= (int64_t)2 * cuda->multiprocessors;
-    image->kernel = find_kernel(shape, rows, few);
+    image->kernel = find_kernel(cuda, shape, rows, few);
     return mst_cuda_function_get(cuda, image->kernel, &image->function);
 }
 
@@ -395,8 +413,9 @@ static void fill(const mst_attn_call *call, const mst_cuda_attn_image *image,
     args->items = (const void *)(image->memory + ITEMS_AT);
     args->partials = call->scratch;
     if (may_split(shape))
-        args->own_partials = (float *)call->scratch +
-                             (size_t)MAX_SLOTS * (size_t)find_kernel(shape, 64, false)->slot_floats;
+        args->own_partials = (float *)call->scratch + (size_t)MAX_SLOTS * 64 *
+                                                          (size_t)image->kernel->slot_floats /
+                                                          (size_t)image->kernel->rows;
     args->q_row_stride = call->q_row_stride;
     args->q_head_stride = call->q_head_stride;
     args->k_row_stride = call->k_row_stride;

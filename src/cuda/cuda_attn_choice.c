@@ -30,10 +30,12 @@ int32_t mst_cuda_attn_blocks(int32_t fit, int32_t rows, int32_t limit)
     return (int32_t)mst_min_i64(fit, (int64_t)limit * 64 / rows);
 }
 
-int32_t mst_cuda_attn_tile_rows(int32_t tile_head_dim, int64_t tiles_of_64, int64_t tiles_of_128,
-                                int64_t num_kv_heads, int64_t multiprocessors)
+int32_t mst_cuda_attn_tile_rows(int32_t major, int32_t tile_head_dim, int64_t tiles_of_64,
+                                int64_t tiles_of_128, int64_t num_kv_heads, int64_t multiprocessors)
 {
     if (tile_head_dim <= 64 || tile_head_dim > 128)
+        return 64;
+    if (major == 9 && tile_head_dim == 128) /* cuda_attn_group.def */
         return 64;
     /* a row of a tall tile costs about four fifths of one of a low tile */
     bool dense = tiles_of_128 * 128 * 4 < tiles_of_64 * 64 * 5;

@@ -12,6 +12,7 @@
     X(rows)                \
     X(linear)              \
     X(attn_reference)      \
+    X(attn_group)          \
     X(attn_hd16)           \
     X(attn_hd32)           \
     X(attn_hd48)           \

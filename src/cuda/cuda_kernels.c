@@ -36,6 +36,20 @@ enum {
      .threads = 128,                                                             \
      .shared_bytes = SHARED(HD, BN, MT, STAGES),                                 \
      .slot_floats = SLOT(HD, MT)},
+#define GROUP_SHARED(HD, BN, STAGES) (64 * (HD)*2 + 2 * (STAGES) * (BN) * (HD)*2 + 128)
+#define GROUP_LINE(TYPE, DTYPE, HD, BN, STAGES)                            \
+    {.op = "attention",                                                    \
+     .symbol = "mst_attn_" #TYPE "_hd" #HD "_m1n" #BN "s" #STAGES "_sm90", \
+     .module = IMAGE_attn_group,                                           \
+     .dtype = DTYPE,                                                       \
+     .head_dim = HD,                                                       \
+     .block_keys = BN,                                                     \
+     .rows = 64,                                                           \
+     .stages = STAGES,                                                     \
+     .threads = 128,                                                       \
+     .shared_bytes = GROUP_SHARED(HD, BN, STAGES),                         \
+     .slot_floats = SLOT(HD, 1),                                           \
+     .major = 9},
 #define REFERENCE_LINE(TYPE, DTYPE)                 \
     {.op = "attention",                             \
      .symbol = "mst_attn_" #TYPE "_reference_sm80", \
@@ -68,6 +82,11 @@ static const mst_cuda_kernel kernels[] = {
     ATTN_LINE(f16, MSTAR_DTYPE_F16, HD, BN, MT, STAGES)
 #include "cuda/cuda_attn.def"
 #undef MST_ATTN
+#define MST_ATTN_GROUP(HD, BN, STAGES, BLOCKS)         \
+    GROUP_LINE(bf16, MSTAR_DTYPE_BF16, HD, BN, STAGES) \
+    GROUP_LINE(f16, MSTAR_DTYPE_F16, HD, BN, STAGES)
+#include "cuda/cuda_attn_group.def"
+#undef MST_ATTN_GROUP
 };
 #define NUM_KERNELS ((int32_t)(sizeof kernels / sizeof kernels[0]))
 _Static_assert(sizeof kernels / sizeof kernels[0] <= MST_CUDA_MAX_KERNELS, "too many kernels");
@@ -186,6 +205,8 @@ mstar_status mst_cuda_query_kernel(const mstar_device *device, int32_t index,
         info->reason = mst_cuda_of(device)->major == 9
                            ? "wgmma: what cuBLASLt cannot store in one launch"
                            : "not used: wgmma is sm_90's; a row kernel finishes cuBLASLt's result";
+    else if (kernels[index].module == IMAGE_attn_group)
+        info->reason = "wgmma, sm_90";
     else
         info->reason = kernels[index].head_dim == 0 ? "f32, or asked for by name"
                                                     : "mma.sync, sm_80 and newer";

@@ -56,7 +56,7 @@ struct thread {
 
 thread threads[THREADS];
 alignas(64) unsigned char stacks[THREADS][STACK_BYTES];
-alignas(128) unsigned char shared[SHARED_MAX];
+alignas(1024) unsigned char shared[SHARED_MAX];
 size_t shared_bytes;
 jmp_buf scheduler;
 unsigned current, random_state;
@@ -439,7 +439,29 @@ void mma_of(float (*wide)(uint16_t), float (&c)[4], const uint32_t (&a)[4], uint
             uint32_t b1)
 {
     mma_operands mine = {wide, c, a, {b0, b1}};
-    meet_warp(multiply, &mine, nullptr);
+    meet_warp(::multiply, &mine, nullptr);
+}
+
+/* Two bytes of a panel: its 16-byte chunks are swizzled by the row, which is bits 7 to 9. */
+static uint16_t described(uint64_t matrix, uint32_t row, uint32_t column)
+{
+    uint32_t panel = (uint32_t)(matrix >> 32);
+    uint32_t at = (uint32_t)matrix + column / 64 * panel + row * 128 + column % 64 * 2;
+    uint16_t value;
+    if (column >= 64 && panel == 0)
+        stop("a product reads past a panel and is told of no other");
+    std::memcpy(&value, shared_at(at ^ (at >> 7 & 7) << 4, 2), 2);
+    return value;
+}
+
+uint32_t described_pair(uint64_t matrix, uint32_t row, uint32_t column)
+{
+    return described(matrix, row, column) | (uint32_t)described(matrix, row, column + 1) << 16;
+}
+
+uint32_t described_column(uint64_t matrix, uint32_t row, uint32_t column)
+{
+    return described(matrix, row, column) | (uint32_t)described(matrix, row + 1, column) << 16;
 }
 
 void load4(uint32_t (&r)[4], uint32_t address)

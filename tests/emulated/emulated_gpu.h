@@ -177,6 +177,48 @@ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
     mma_of(widen<T>, c, a, b0, b1);
 }
 
+/* ---- what attn_group.cuh gives: each warp does its 16 rows of a product of the four -----------
+ */
+
+#define MST_GROUP
+static inline uint64_t describe(uint32_t address, uint32_t panel_bytes)
+{
+    return address | (uint64_t)panel_bytes << 32;
+}
+static inline void show_writes() {}
+static inline void multiply_begin() {}
+static inline void multiply_commit() {}
+template <int LEFT, int N> inline void multiply_wait(float (&)[N][4]) {}
+
+/* A pair of neighbours, and two of one column, of what is described: panels of 128 bytes a row. */
+uint32_t described_pair(uint64_t matrix, uint32_t row, uint32_t column);
+uint32_t described_column(uint64_t matrix, uint32_t row, uint32_t column);
+
+template <typename T, int N>
+inline void multiply(float (&c)[N][4], uint64_t a, uint64_t b, bool keep)
+{
+    uint32_t lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4 * 2;
+    uint32_t row = threadIdx.x / 32 * 16 + group;
+    uint32_t own[4];
+    for (uint32_t x = 0; x < 4; x++)
+        own[x] = described_pair(a, row + x % 2 * 8, pair + x / 2 * 8);
+    for (uint32_t j = 0; j < N; j++) {
+        for (int x = 0; x < 4 && !keep; x++)
+            c[j][x] = 0.0F;
+        mma<T>(c[j], own, described_pair(b, j * 8 + group, pair),
+               described_pair(b, j * 8 + group, pair + 8));
+    }
+}
+
+template <typename T, int N>
+inline void multiply_rows(float (&c)[N][4], const uint32_t (&a)[4], uint64_t b)
+{
+    uint32_t lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4 * 2;
+    for (uint32_t j = 0; j < N; j++)
+        mma<T>(c[j], a, described_column(b, pair, j * 8 + group),
+               described_column(b, pair + 8, j * 8 + group));
+}
+
 void load4(uint32_t (&r)[4], uint32_t address);
 void load4_transposed(uint32_t (&r)[4], uint32_t address);
 static inline const char *further(const char *from, int64_t bytes)

@@ -10,10 +10,10 @@
 namespace
 {
 
-template <typename T, int DT, int BN, int MT, int STAGES>
+template <typename T, int DT, int BN, int MT, int STAGES, bool GROUP = false>
 void run_tile(const mst_cuda_attn_args &args, char *shared)
 {
-    mst::tile<T, DT, BN, MT, STAGES> t;
+    mst::tile<T, DT, BN, MT, STAGES, GROUP> t;
     t.run(args, shared);
 }
 
@@ -36,6 +36,13 @@ const struct {
          run_tile<mst::f16, HD, BN, MT, STAGES>},
 #include "cuda/cuda_attn.def"
 #undef MST_ATTN
+#define MST_ATTN_GROUP(HD, BN, STAGES, BLOCKS)                   \
+    {"mst_attn_bf16_hd" #HD "_m1n" #BN "s" #STAGES "_sm90",      \
+     run_tile<mst::bf16, HD, BN, 1, STAGES, true>},              \
+        {"mst_attn_f16_hd" #HD "_m1n" #BN "s" #STAGES "_sm90",   \
+         run_tile<mst::f16, HD, BN, 1, STAGES, true>},
+#include "cuda/cuda_attn_group.def"
+#undef MST_ATTN_GROUP
 };
 
 } // namespace

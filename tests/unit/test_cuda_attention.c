@@ -22,10 +22,18 @@
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
+/* Off a card: one of this compute capability, which other kernels are for. */
+static void be_a_card_of(int major)
+{
+    if (gpu.card == NULL)
+        mst_cuda_of(gpu.device)->major = major;
+}
+
 static int64_t check_seed(uint64_t seed)
 {
     attn_problem problem;
     int64_t bad = 0;
+    be_a_card_of(seed % 4 < 2 ? 8 : 9);
     attn_problem_random(seed, 400000, &problem);
     gpu.aligned = seed % 3 != 0;
     if (gpu.aligned) {
@@ -63,6 +71,7 @@ static void every_head_dim(void **state)
     for (int32_t dim = 1; dim <= 256; dim += gpu.card != NULL ? 1 : gpu.emulated ? 39 : 17) {
         attn_problem problem;
         attn_problem_init(&problem);
+        be_a_card_of(dim % 4 < 2 ? 8 : 9);
         problem.seed = (uint64_t)dim;
         problem.kind = ATTN_PREFIXED;
         problem.dtype = dim % 2 == 0 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F16;
@@ -91,10 +100,11 @@ static void every_head_dim(void **state)
 static void alone_as_in_company(void **state)
 {
     (void)state;
-    const int32_t dims[] = {40, 80, 128, 256};
+    const int32_t dims[] = {40, 80, 128, 256, 64, 128, 256};
     gpu.aligned = true;
     for (size_t d = 0; d < sizeof dims / sizeof dims[0]; d++) {
         attn_problem all;
+        be_a_card_of(d < 4 ? 8 : 9);
         attn_problem_init(&all);
         all.kind = ATTN_PREFIXED;
         all.dtype = MSTAR_DTYPE_BF16;
@@ -324,20 +334,28 @@ static const char *kernel_of(int32_t heads, int32_t kv_heads, int32_t dim, int32
 static void picks_the_kernel_for_the_layout(void **state)
 {
     (void)state;
-    for (int graph = 0; graph < 2; graph++) {
-        assert_string_equal(kernel_of(16, 16, 128, 1024, 8, graph),
-                            "mst_attn_bf16_hd128_m2n64s2_sm80");
-        assert_string_equal(kernel_of(32, 32, 128, 64, 9, graph),
-                            "mst_attn_bf16_hd128_m1n64s1_sm80");
-        assert_string_equal(kernel_of(32, 8, 128, 240, 1, graph),
-                            "mst_attn_bf16_hd128_m1n64s2_sm80");
-        assert_string_equal(kernel_of(16, 16, 72, 729, 8, graph),
-                            "mst_attn_bf16_hd80_m2n64s2_sm80");
-        assert_string_equal(kernel_of(16, 16, 80, 64, 90, graph),
-                            "mst_attn_bf16_hd80_m1n64s2_sm80");
-        assert_string_equal(kernel_of(12, 12, 64, 90, 90, graph),
-                            "mst_attn_bf16_hd64_m1n64s2_sm80");
-    }
+    const struct {
+        int32_t heads, kv_heads, dim, length, times;
+        const char *any, *hopper;
+    } cases[] = {
+        {16, 16, 128, 1024, 8, "hd128_m2n64s2_sm80", "hd128_m1n64s1_sm90"},
+        {32, 32, 128, 64, 9, "hd128_m1n64s1_sm80", "hd128_m1n64s1_sm90"},
+        {32, 8, 128, 240, 1, "hd128_m1n64s2_sm80", "hd128_m1n64s2_sm90"},
+        {16, 16, 72, 729, 8, "hd80_m2n64s2_sm80", "hd80_m2n64s2_sm80"},
+        {16, 16, 80, 64, 90, "hd80_m1n64s2_sm80", "hd80_m1n64s2_sm80"},
+        {12, 12, 64, 90, 90, "hd64_m1n64s2_sm80", "hd64_m1n64s2_sm90"},
+        {8, 1, 250, 50, 4, "hd256_m1n32s1_sm80", "hd256_m1n64s1_sm90"},
+    };
+    const int *major = &mst_cuda_of(gpu.device)->major;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (int old = 0; old < 2; old++)
+            for (int graph = 0; graph < 2; graph++) {
+                be_a_card_of(old ? 8 : 9);
+                const char *symbol = kernel_of(cases[i].heads, cases[i].kv_heads, cases[i].dim,
+                                               cases[i].length, cases[i].times, graph);
+                assert_int_equal(strncmp(symbol, "mst_attn_bf16_", 14), 0);
+                assert_string_equal(symbol + 14, *major == 9 ? cases[i].hopper : cases[i].any);
+            }
 }
 
 static void backends_by_name(void **state)

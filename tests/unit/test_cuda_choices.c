@@ -30,12 +30,15 @@ static void tiles_by_the_layout(void **state)
     assert_int_equal(mst_cuda_attn_tile_head_dim(256), 256);
     /* long segments that fill the card take tall tiles; short ones, few ones and other dims do not
      */
-    assert_int_equal(mst_cuda_attn_tile_rows(128, 256, 128, 16, 132), 128);
-    assert_int_equal(mst_cuda_attn_tile_rows(128, 9, 9, 32, 132), 64);
-    assert_int_equal(mst_cuda_attn_tile_rows(128, 15, 8, 8, 132), 64);
-    assert_int_equal(mst_cuda_attn_tile_rows(80, 1024, 1024, 16, 132), 64);
-    assert_int_equal(mst_cuda_attn_tile_rows(64, 256, 128, 16, 132), 64);
-    assert_int_equal(mst_cuda_attn_tile_rows(144, 256, 128, 16, 132), 64);
+    assert_int_equal(mst_cuda_attn_tile_rows(8, 128, 256, 128, 16, 132), 128);
+    assert_int_equal(mst_cuda_attn_tile_rows(8, 128, 9, 9, 32, 132), 64);
+    assert_int_equal(mst_cuda_attn_tile_rows(8, 128, 15, 8, 8, 132), 64);
+    assert_int_equal(mst_cuda_attn_tile_rows(8, 80, 1024, 1024, 16, 132), 64);
+    assert_int_equal(mst_cuda_attn_tile_rows(8, 64, 256, 128, 16, 132), 64);
+    assert_int_equal(mst_cuda_attn_tile_rows(8, 144, 256, 128, 16, 132), 64);
+    /* Hopper's own kernels, where there are some, are low */
+    assert_int_equal(mst_cuda_attn_tile_rows(9, 128, 256, 128, 16, 132), 64);
+    assert_int_equal(mst_cuda_attn_tile_rows(9, 96, 256, 128, 16, 132), 128);
 }
 
 /* Memory for the partial results of a multiprocessor's blocks is counted in tiles of 64 rows. */

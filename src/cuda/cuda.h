@@ -44,6 +44,7 @@ typedef struct mst_cuda_kernel {
     int32_t shared_bytes;
     int32_t slot_floats; /* of a partial result; 0: keys are never split */
     int32_t major;       /* compute capability that it is for alone; 0: any */
+    bool waits;          /* for the kernel before it, itself, where that is compiled for sm_90 */
 } mst_cuda_kernel;
 
 #define MST_CUDA_MAX_KERNELS 128
@@ -65,6 +66,7 @@ typedef enum mst_cuda_row_op {
 typedef struct mst_cuda_function {
     void *handle;   /* NULL: not asked for yet */
     int32_t blocks; /* that share a multiprocessor */
+    bool overlaps;  /* may begin before the kernel ahead of it in the stream has ended */
 } mst_cuda_function;
 
 /* ---- the objects ----------------------------------------------------------------------------- */
@@ -159,6 +161,18 @@ const mst_cuda_kernel *mst_cuda_linear_kernel_of(mstar_dtype dtype);
 mstar_status mst_cuda_function_get(mst_cuda *cuda, const mst_cuda_kernel *kernel,
                                    mst_cuda_function *function);
 void mst_cuda_modules_unload(mst_cuda *cuda);
+/* Blocks of a launch, and threads of each. */
+typedef struct mst_cuda_grid {
+    int64_t x, y;
+    int32_t threads;
+} mst_cuda_grid;
+/*
+ * Launches a kernel that was loaded, args its one argument. Where the kernel waits itself it is
+ * scheduled while the kernel before it in the stream, or in the graph that is captured, comes to
+ * its end. The context is current.
+ */
+mstar_status mst_cuda_launch(const mst_cuda *cuda, const mst_cuda_kernel *kernel,
+                             mst_cuda_grid grid, void *stream, void *args);
 mstar_status mst_cuda_query_kernel(const mstar_device *device, int32_t index,
                                    mstar_kernel_info *info);
 

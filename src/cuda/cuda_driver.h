@@ -11,6 +11,23 @@
 
 #include "base/base.h"
 
+/* What a launch may ask for beside its size. */
+typedef struct mst_cuda_launch_attribute {
+    int32_t id, padding;
+    union {
+        uint64_t words[8];
+        int32_t overlap;
+    } value;
+} mst_cuda_launch_attribute;
+enum { MST_CUDA_LAUNCH_OVERLAP = 6 }; /* begin before what is ahead in the stream has ended */
+
+typedef struct mst_cuda_launch_config {
+    uint32_t grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+    void *stream;
+    mst_cuda_launch_attribute *attributes;
+    uint32_t num_attributes;
+} mst_cuda_launch_config;
+
 #define MST_CUDA_FUNCTIONS(X)                                                                     \
     X(init, "cuInit", (unsigned flags))                                                           \
     X(driver_version, "cuDriverGetVersion", (int *version))                                       \
@@ -50,6 +67,7 @@
     X(module_unload, "cuModuleUnload", (void *module))                                            \
     X(module_function, "cuModuleGetFunction", (void **function, void *module, const char *name))  \
     X(function_set, "cuFuncSetAttribute", (void *function, int attribute, int value))             \
+    X(function_get, "cuFuncGetAttribute", (int *value, int attribute, void *function))            \
     X(function_occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor",                          \
       (int *blocks, void *function, int threads, size_t shared_bytes))                            \
     X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *mode))                             \
@@ -68,7 +86,9 @@
     X(launch, "cuLaunchKernel",                                                                   \
       (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,       \
        unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **arguments, \
-       void **extra))
+       void **extra))                                                                             \
+    X(launch_with, "cuLaunchKernelEx",                                                            \
+      (const mst_cuda_launch_config *config, void *function, void **arguments, void **extra))
 
 /* Each returns a CUresult: 0 is success. */
 typedef struct mst_cuda_driver {
@@ -108,7 +128,11 @@ enum { /* of a tensor map */
        MST_CUDA_MAP_SWIZZLE_128 = 3,
        MST_CUDA_MAP_PROMOTE_256 = 3
 };
-enum { MST_CUDA_FUNCTION_SHARED_BYTES = 8, MST_CUDA_FUNCTION_CARVEOUT = 9 };
+enum { /* of a function */
+       MST_CUDA_FUNCTION_PTX_VERSION = 5,
+       MST_CUDA_FUNCTION_SHARED_BYTES = 8,
+       MST_CUDA_FUNCTION_CARVEOUT = 9
+};
 enum { MST_CUDA_CAPTURE_THREAD_LOCAL = 1, MST_CUDA_CAPTURE_RELAXED = 2 };
 enum { MST_CUDA_STREAM_NON_BLOCKING = 1, MST_CUDA_EVENT_NO_TIMING = 2 };
 

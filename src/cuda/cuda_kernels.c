@@ -59,17 +59,22 @@ enum {
      .rows = 64,                                    \
      .threads = 128},
 
-#define ROW_LINE(NAME) \
-    {.op = #NAME, .symbol = "mst_" #NAME "_sm80", .module = IMAGE_rows, .threads = 128},
+#define ROW_LINE(NAME)               \
+    {.op = #NAME,                    \
+     .symbol = "mst_" #NAME "_sm80", \
+     .module = IMAGE_rows,           \
+     .threads = 128,                 \
+     .waits = true},
 
-#define LINEAR_LINE(TYPE, DTYPE)            \
-    {.op = "linear",                        \
-     .symbol = "mst_linear_" #TYPE "_sm90", \
-     .module = IMAGE_linear,                \
-     .dtype = DTYPE,                        \
-     .rows = MST_CUDA_LINEAR_TILE,          \
-     .threads = MST_CUDA_LINEAR_THREADS,    \
-     .shared_bytes = MST_CUDA_LINEAR_SHARED},
+#define LINEAR_LINE(TYPE, DTYPE)             \
+    {.op = "linear",                         \
+     .symbol = "mst_linear_" #TYPE "_sm90",  \
+     .module = IMAGE_linear,                 \
+     .dtype = DTYPE,                         \
+     .rows = MST_CUDA_LINEAR_TILE,           \
+     .threads = MST_CUDA_LINEAR_THREADS,     \
+     .shared_bytes = MST_CUDA_LINEAR_SHARED, \
+     .waits = true},
 
 static const mst_cuda_kernel kernels[] = {
     /* in the order of mst_cuda_row_op */
@@ -123,6 +128,9 @@ const mst_cuda_kernel *mst_cuda_linear_kernel_of(mstar_dtype dtype)
     return &kernels[MST_CUDA_ROW_OPS + (dtype == MSTAR_DTYPE_F16)];
 }
 
+/* Compute capability, times ten, from which on a kernel can wait for the one before it. */
+#define WAITS_FROM 90
+
 static mstar_status load_function(mst_cuda *cuda, const mst_cuda_kernel *kernel,
                                   mst_cuda_function *function)
 {
@@ -142,12 +150,20 @@ static mstar_status load_function(mst_cuda *cuda, const mst_cuda_kernel *kernel,
         MST_TRY(mst_cuda_check(
             driver, driver->function_set(handle, MST_CUDA_FUNCTION_CARVEOUT, 100), kernel->symbol));
     }
+    bool overlaps = false;
+    if (kernel->waits && cuda->major >= WAITS_FROM / 10) {
+        int version = 0; /* PTX of an older card, compiled for this one, does not wait */
+        MST_TRY(mst_cuda_check(
+            driver, driver->function_get(&version, MST_CUDA_FUNCTION_PTX_VERSION, handle),
+            kernel->symbol));
+        overlaps = version >= WAITS_FROM;
+    }
     int blocks = 0;
     MST_TRY(mst_cuda_check(
         driver,
         driver->function_occupancy(&blocks, handle, kernel->threads, (size_t)kernel->shared_bytes),
         kernel->symbol));
-    *function = (mst_cuda_function){handle, blocks < 1 ? 1 : blocks};
+    *function = (mst_cuda_function){handle, blocks < 1 ? 1 : blocks, overlaps};
     return MSTAR_OK;
 }
 
@@ -162,6 +178,27 @@ mstar_status mst_cuda_function_get(mst_cuda *cuda, const mst_cuda_kernel *kernel
     *function = *known;
     (void)pthread_mutex_unlock(&cuda->lock);
     return status;
+}
+
+mstar_status mst_cuda_launch(const mst_cuda *cuda, const mst_cuda_kernel *kernel,
+                             mst_cuda_grid grid, void *stream, void *args)
+{
+    const mst_cuda_function *function = &cuda->functions[kernel - kernels];
+    mst_cuda_launch_attribute overlap = {.id = MST_CUDA_LAUNCH_OVERLAP, .value.overlap = 1};
+    mst_cuda_launch_config config = {.grid_x = (uint32_t)grid.x,
+                                     .grid_y = (uint32_t)grid.y,
+                                     .grid_z = 1,
+                                     .block_x = (uint32_t)grid.threads,
+                                     .block_y = 1,
+                                     .block_z = 1,
+                                     .shared_bytes = (uint32_t)kernel->shared_bytes,
+                                     .stream = stream,
+                                     .attributes = &overlap,
+                                     .num_attributes = function->overlaps ? 1 : 0};
+    void *arguments[] = {args};
+    return mst_cuda_check(cuda->driver,
+                          cuda->driver->launch_with(&config, function->handle, arguments, NULL),
+                          kernel->symbol);
 }
 
 void mst_cuda_modules_unload(mst_cuda *cuda)
@@ -197,7 +234,10 @@ mstar_status mst_cuda_query_kernel(const mstar_device *device, int32_t index,
     info->symbol = kernels[index].symbol;
     if (index < MST_CUDA_ROW_OPS) {
         info->dtype = "any";
-        info->reason = "one kernel for f32, bf16 and f16";
+        info->reason = mst_cuda_of(device)->functions[index].overlaps
+                           ? "one kernel for f32, bf16 and f16; begins while the one before ends"
+                           : "one kernel for f32, bf16 and f16; after the one before, as kernels "
+                             "that wait themselves are sm_90's";
         return MSTAR_OK;
     }
     info->dtype = mstar_dtype_name(kernels[index].dtype);

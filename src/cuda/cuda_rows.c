@@ -16,10 +16,21 @@ int32_t mst_cuda_row_team(int64_t width)
     return width <= 32 * kept ? 32 : width <= 128 * kept ? 128 : MST_CUDA_MAX_TEAM;
 }
 
+/* A multiprocessor's threads from which on two rows for each team leave none idle. */
+#define MANY_THREADS (40 * 32)
+
 /* Four warps a block, or the one team that is larger. */
 int32_t mst_cuda_row_teams(int32_t team)
 {
     return team < 128 ? 128 / team : 1;
+}
+
+int32_t mst_cuda_norm_together(int64_t rows, int64_t width, int64_t multiprocessors)
+{
+    const int64_t team = mst_cuda_row_team(width);
+    return width <= team * 4 * (MST_CUDA_FEW - 1) && rows * team >= multiprocessors * MANY_THREADS
+               ? MST_CUDA_TOGETHER
+               : 1;
 }
 
 static int32_t dtype_code(mstar_dtype dtype)
@@ -81,20 +92,15 @@ static mstar_status launch(const mst_cuda *cuda, void *stream, mst_cuda_row_op o
                            mst_cuda_row_args *args)
 {
     const mst_cuda_kernel *kernel = mst_cuda_row_kernel(op);
-    void *handle = cuda->functions[mst_cuda_kernel_index(kernel)].handle;
-    int32_t teams = mst_cuda_row_teams(args->team);
-    unsigned threads = (unsigned)(teams * args->team);
-    int64_t blocks = mst_ceil_div(args->num_rows, teams), column_blocks = 1;
-    if (op == MST_CUDA_ROW_POOLING) {
-        threads = MST_CUDA_POOL_THREADS;
-        blocks = args->num_rows;
-        column_blocks = mst_ceil_div(args->width, MST_CUDA_POOL_LANES * 4);
-    }
-    void *arguments[] = {args};
-    return mst_cuda_check(cuda->driver,
-                          cuda->driver->launch(handle, (unsigned)blocks, (unsigned)column_blocks, 1,
-                                               threads, 1, 1, 0, stream, arguments, NULL),
-                          kernel->symbol);
+    const int32_t teams = mst_cuda_row_teams(args->team);
+    mst_cuda_grid grid = {.x = mst_ceil_div(args->num_rows, (int64_t)teams * args->together),
+                          .y = 1,
+                          .threads = teams * args->team};
+    if (op == MST_CUDA_ROW_POOLING)
+        grid = (mst_cuda_grid){.x = args->num_rows,
+                               .y = mst_ceil_div(args->width, MST_CUDA_POOL_LANES * 4),
+                               .threads = MST_CUDA_POOL_THREADS};
+    return mst_cuda_launch(cuda, kernel, grid, stream, args);
 }
 
 /* With the context current. */
@@ -116,6 +122,7 @@ static mstar_status begin(mstar_stream *stream, const char *name, mst_cuda_row_o
     job->args.width = width;
     job->args.num_rows = num_rows;
     job->args.team = mst_cuda_row_team(width);
+    job->args.together = 1;
     job->recorded = (mst_cuda_recorded){.name = name, .max_rows = num_rows};
     MST_TRY(mst_capture_check(stream));
     if (stream->graph == NULL)
@@ -141,6 +148,15 @@ static mstar_status run(mstar_stream *stream, row_job *job)
 
 /* ---- the operations -------------------------------------------------------------------------- */
 
+/* Whether fours of all that a norm reads and writes lie together and aligned, in so few groups. */
+static bool is_whole(const mst_cuda_row_args *a)
+{
+    return a->x.vector && a->out.vector && (a->residual.data == NULL || a->residual.vector) &&
+           (uintptr_t)a->weight % 16 == 0 && (uintptr_t)a->bias % 16 == 0 && a->width % 4 == 0 &&
+           a->width <= 4 * (int64_t)MST_CUDA_FEW * a->team;
+}
+
+/* Of a norm, and of what runs by the same arguments. */
 static mstar_status run_norm(mstar_stream *stream, row_job *job, mst_rows x, mst_rows residual,
                              const float *weight, const float *bias, float eps, mst_rows out)
 {
@@ -150,6 +166,10 @@ static mstar_status run_norm(mstar_stream *stream, row_job *job, mst_rows x, mst
     job->args.weight = weight;
     job->args.bias = bias;
     job->args.eps = eps;
+    job->args.whole = is_whole(&job->args);
+    if (weight != NULL && job->args.whole)
+        job->args.together = mst_cuda_norm_together(job->args.num_rows, job->args.width,
+                                                    mst_cuda_of(stream->device)->multiprocessors);
     return run(stream, job);
 }
 

@@ -68,6 +68,8 @@ mst_cuda_record *mst_cuda_record_of(const mstar_stream *stream);
 int32_t mst_cuda_row_team(int64_t width);
 /* Rows of a block, for a team. */
 int32_t mst_cuda_row_teams(int32_t team);
+/* Rows that a norm's team does together: 1 or MST_CUDA_TOGETHER. Bits do not depend on it. */
+int32_t mst_cuda_norm_together(int64_t rows, int64_t width, int64_t multiprocessors);
 /* The rows as a kernel reads them; whether four elements at a time. */
 mst_cuda_rows mst_cuda_rows_of(const mst_rows *rows);
 void mst_cuda_fill_frequencies(double theta, int32_t rotary_dim, double *frequencies);

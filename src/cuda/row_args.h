@@ -28,13 +28,16 @@ enum {
     MST_CUDA_POOL_SHARES = 8,
     MST_CUDA_POOL_THREADS = 256
 };
-/* Groups of four elements that a thread keeps between the passes over a row. */
-enum { MST_CUDA_KEPT = 8 };
+/* Groups of four elements that a thread keeps between the passes over a row; of a row of which it
+ * reads all at once; rows that a team of a norm does together where there is one group less. */
+enum { MST_CUDA_KEPT = 8, MST_CUDA_FEW = 4, MST_CUDA_TOGETHER = 2 };
 
 typedef struct mst_cuda_row_args {
     const int64_t *live; /* device memory: rows to do now; NULL: num_rows */
     int64_t num_rows, width;
-    int32_t team;       /* threads of a row */
+    int32_t team;     /* threads of a row */
+    int32_t together; /* rows of a norm's team: 1 or MST_CUDA_TOGETHER */
+    int32_t whole;    /* a norm may read MST_CUDA_FEW groups a thread, fours at once, and no more */
     int32_t activation; /* an mstar_activation */
     mst_cuda_rows x, residual, out;
     const float *weight, *bias; /* bias NULL: none */

@@ -15,9 +15,24 @@
 
 #if defined(__CUDACC__)
 #define MST_DEVICE static __device__ __forceinline__
-#define MST_ROW_KERNEL(name, threads)                     \
-    extern "C" __global__ void __launch_bounds__(threads) \
-        name(const __grid_constant__ mst_cuda_row_args args)
+/* The next kernel may be scheduled at once; this one begins when the one before has ended, and reads
+ * and writes nothing earlier. */
+MST_DEVICE void wait_for_others(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+#define MST_ROW_KERNEL(name, threads)                                     \
+    MST_DEVICE void name##_run(const mst_cuda_row_args *a);               \
+    extern "C" __global__ void __launch_bounds__(threads)                 \
+        name(const __grid_constant__ mst_cuda_row_args args)              \
+    {                                                                     \
+        wait_for_others();                                                \
+        name##_run(&args);                                                \
+    }                                                                     \
+    MST_DEVICE void name##_run(const mst_cuda_row_args *a)
 
 #define MST_UNROLL _Pragma("unroll")
 
@@ -142,13 +157,23 @@ MST_DEVICE void get4_sum(const row_args *a, int64_t row, int64_t i, float y[4])
 
 /* ---- teams ----------------------------------------------------------------------------------- */
 
+/* Of the grid. */
+MST_DEVICE int64_t team_index(const row_args *a)
+{
+    return (int64_t)blockIdx.x * (int)(blockDim.x / (unsigned)a->team) +
+           (int)(threadIdx.x / (unsigned)a->team);
+}
+
+MST_DEVICE int64_t live_rows(const row_args *a)
+{
+    return a->live == 0 ? a->num_rows : min_i64(*a->live, a->num_rows);
+}
+
 /* The row of this thread's team; -1: none. A whole warp has one answer. */
 MST_DEVICE int64_t team_row(const row_args *a)
 {
-    int64_t row = (int64_t)blockIdx.x * (int)(blockDim.x / (unsigned)a->team) +
-                  (int)(threadIdx.x / (unsigned)a->team);
-    int64_t rows = a->live == 0 ? a->num_rows : min_i64(*a->live, a->num_rows);
-    return row < rows ? row : -1;
+    int64_t row = team_index(a);
+    return row < live_rows(a) ? row : -1;
 }
 
 MST_DEVICE int64_t lane_of(const row_args *a)
@@ -156,20 +181,38 @@ MST_DEVICE int64_t lane_of(const row_args *a)
     return (int64_t)(threadIdx.x % (unsigned)a->team);
 }
 
-/* The team's sum, the same bits in every thread. parts: a word a warp, of nobody else. */
+enum { WARPS = MST_CUDA_MAX_TEAM / 32 };
+
+/* The team's sums of several rows, the same bits in every thread. parts: a word a warp and row, of
+ * nobody else. */
+MST_DEVICE void team_sums(const row_args *a, const int rows, float *y, float *parts)
+{
+    MST_UNROLL
+    for (int i = 16; i > 0; i /= 2) {
+        MST_UNROLL
+        for (int r = 0; r < rows; r++)
+            y[r] = y[r] + __shfl_xor_sync(0xffffffffu, y[r], i);
+    }
+    if (a->team == 32)
+        return;
+    MST_UNROLL
+    for (int r = 0; r < rows; r++) {
+        if (threadIdx.x % 32 == 0)
+            parts[r * WARPS + (int)(threadIdx.x / 32)] = y[r];
+    }
+    __syncthreads();
+    MST_UNROLL
+    for (int r = 0; r < rows; r++) {
+        y[r] = parts[r * WARPS];
+        for (int i = 1; i < a->team / 32; i++)
+            y[r] = y[r] + parts[r * WARPS + i];
+    }
+}
+
 MST_DEVICE float team_sum(const row_args *a, float y, float *parts)
 {
-    for (int i = 16; i > 0; i /= 2)
-        y = y + __shfl_xor_sync(0xffffffffu, y, i);
-    if (a->team == 32)
-        return y;
-    if (threadIdx.x % 32 == 0)
-        parts[threadIdx.x / 32] = y;
-    __syncthreads();
-    float sum = parts[0];
-    for (int i = 1; i < a->team / 32; i++)
-        sum = sum + parts[i];
-    return sum;
+    team_sums(a, 1, &y, parts);
+    return y;
 }
 
 MST_DEVICE double team_sum_f64(const row_args *a, double y, double *parts)
@@ -256,122 +299,153 @@ MST_DEVICE void norm_row(const row_args *a, const bool rms, const bool kept, int
     }
 }
 
-enum { FEW = MST_CUDA_KEPT / 2 };
+/* ---- norms of whole rows: all that is read is asked for at once ------------------------------- */
 
-/* FEW groups of this thread, asked for before the first is used; those past the width are 0. */
-MST_DEVICE void get_groups(const row_args *a, const mst_cuda_rows *r, int64_t row,
-                           float all[FEW][4])
+enum { FEW = MST_CUDA_FEW, MOST = MST_CUDA_TOGETHER };
+
+/* A thread's groups of a row as they lie in memory: floats or halves. */
+typedef struct raw_row {
+    four_floats floats[FEW];
+    four_halves halves[FEW];
+} raw_row;
+
+/* Groups past the width are 0. */
+MST_DEVICE void ask_row(const row_args *a, const void *data, const bool halves, const int groups,
+                        int64_t at, raw_row *raw)
 {
-    const int64_t first = 4 * lane_of(a), step = 4 * (int64_t)a->team, width = a->width;
-    const bool whole = r->vector && width % 4 == 0;
-    const int64_t at = row * r->row_stride;
-    if (whole && r->dtype == MST_CUDA_F32) {
-        four_floats raw[FEW] = {{{0.0f}}};
-        MST_UNROLL
-        for (int c = 0; c < FEW; c++) {
-            if (first + c * step < width)
-                raw[c] = *(const four_floats *)((const float *)r->data + at + first + c * step);
-        }
-        MST_UNROLL
-        for (int c = 0; c < FEW; c++) {
-            for (int j = 0; j < 4; j++)
-                all[c][j] = raw[c].at[j];
-        }
-    } else if (whole) {
-        four_halves raw[FEW] = {{{0}}};
-        MST_UNROLL
-        for (int c = 0; c < FEW; c++) {
-            if (first + c * step < width)
-                raw[c] = *(const four_halves *)((const uint16_t *)r->data + at + first + c * step);
-        }
-        MST_UNROLL
-        for (int c = 0; c < FEW; c++) {
-            for (int j = 0; j < 4; j++)
-                all[c][j] =
-                    r->dtype == MST_CUDA_BF16 ? from_bf16(raw[c].at[j]) : from_f16(raw[c].at[j]);
-        }
-    } else {
-        MST_UNROLL
-        for (int c = 0; c < FEW; c++)
-            get4(r, row, first + c * step, width, all[c]);
+    const four_floats no_floats = {{0.0f}};
+    const four_halves no_halves = {{0}};
+    MST_UNROLL
+    for (int c = 0; c < groups; c++) {
+        const int64_t i = 4 * (lane_of(a) + c * (int64_t)a->team);
+        if (halves)
+            raw->halves[c] = i < a->width ? *(const four_halves *)((const uint16_t *)data + at + i)
+                                          : no_halves;
+        else
+            raw->floats[c] =
+                i < a->width ? *(const four_floats *)((const float *)data + at + i) : no_floats;
     }
 }
 
-/* A vector of the row's width in f32, as get_groups has a row; NULL: zeros. */
-MST_DEVICE void get_vector(const row_args *a, const float *vector, float all[FEW][4])
+MST_DEVICE float raw_at(const raw_row *raw, const bool halves, int32_t dtype, int c, int j)
 {
-    const mst_cuda_rows rows = {(void *)(uintptr_t)vector, 0, MST_CUDA_F32,
-                                (uintptr_t)vector % 16 == 0};
-    if (vector != 0)
-        get_groups(a, &rows, 0, all);
-    MST_UNROLL
-    for (int c = 0; c < FEW && vector == 0; c++) {
-        for (int j = 0; j < 4; j++)
-            all[c][j] = 0.0f;
-    }
+    if (!halves)
+        return raw->floats[c].at[j];
+    return dtype == MST_CUDA_BF16 ? from_bf16(raw->halves[c].at[j])
+                                  : from_f16(raw->halves[c].at[j]);
 }
 
-/* The same where a thread has few groups: all that is read is asked for at once. */
-MST_DEVICE void norm_few(const row_args *a, const bool rms, int64_t row, float *parts)
+/* So many rows from first on, those from end on not stored: the order of norm_row's sums. */
+MST_DEVICE void norm_whole(const row_args *a, const bool rms, const bool x_halves,
+                           const bool has_residual, const bool residual_halves, const int together,
+                           const int groups, int64_t first, int64_t end, float *parts)
 {
-    const int64_t first = 4 * lane_of(a), step = 4 * (int64_t)a->team, width = a->width;
-    float all[FEW][4], more[FEW][4], weight[FEW][4];
-    float mean = 0.0f, sum = 0.0f, squares = 0.0f;
-    get_groups(a, &a->x, row, all);
-    if (a->residual.data != 0)
-        get_groups(a, &a->residual, row, more);
-    get_vector(a, a->weight, weight);
+    const int64_t width = a->width;
+    raw_row x[MOST], more[MOST], weight, bias;
+    float y[MOST][FEW][4], mean[MOST], sum[MOST], squares[MOST];
+    ask_row(a, a->weight, false, groups, 0, &weight);
+    if (!rms && a->bias != 0)
+        ask_row(a, a->bias, false, groups, 0, &bias);
     MST_UNROLL
-    for (int c = 0; c < FEW; c++) {
-        for (int j = 0; j < 4 && a->residual.data != 0; j++)
-            all[c][j] = all[c][j] + more[c][j];
-        if (first + c * step < width)
-            sum = sum + ((all[c][0] + all[c][1]) + (all[c][2] + all[c][3]));
+    for (int r = 0; r < together; r++)
+        ask_row(a, a->x.data, x_halves, groups, min_i64(first + r, end - 1) * a->x.row_stride,
+                &x[r]);
+    MST_UNROLL
+    for (int r = 0; r < together && has_residual; r++)
+        ask_row(a, a->residual.data, residual_halves, groups,
+                min_i64(first + r, end - 1) * a->residual.row_stride, &more[r]);
+    MST_UNROLL
+    for (int r = 0; r < together; r++) {
+        sum[r] = mean[r] = squares[r] = 0.0f;
+        MST_UNROLL
+        for (int c = 0; c < groups; c++) {
+            for (int j = 0; j < 4; j++) {
+                y[r][c][j] = raw_at(&x[r], x_halves, a->x.dtype, c, j);
+                if (has_residual)
+                    y[r][c][j] =
+                        y[r][c][j] + raw_at(&more[r], residual_halves, a->residual.dtype, c, j);
+            }
+            if (4 * (lane_of(a) + c * (int64_t)a->team) < width)
+                sum[r] = sum[r] + ((y[r][c][0] + y[r][c][1]) + (y[r][c][2] + y[r][c][3]));
+        }
     }
-    get_vector(a, rms ? 0 : a->bias, more);
     if (!rms)
-        mean = team_sum(a, sum, parts) / (float)width;
+        team_sums(a, together, sum, parts);
     MST_UNROLL
-    for (int c = 0; c < FEW; c++) {
-        for (int j = 0; j < 4; j++) {
-            float d = first + c * step + j < width ? all[c][j] - mean : 0.0f;
-            squares = fmaf(d, d, squares);
+    for (int r = 0; r < together; r++) {
+        mean[r] = rms ? 0.0f : sum[r] / (float)width;
+        MST_UNROLL
+        for (int c = 0; c < groups; c++) {
+            const bool lies = 4 * (lane_of(a) + c * (int64_t)a->team) < width;
+            for (int j = 0; j < 4; j++) {
+                float d = lies ? y[r][c][j] - mean[r] : 0.0f;
+                squares[r] = fmaf(d, d, squares[r]);
+            }
         }
     }
-    squares = team_sum(a, squares, parts + MST_CUDA_MAX_TEAM / 32);
-    float scale = 1.0f / sqrtf(squares / (float)width + a->eps);
+    team_sums(a, together, squares, parts + MOST * WARPS);
     MST_UNROLL
-    for (int c = 0; c < FEW; c++) {
-        for (int j = 0; j < 4; j++)
-            all[c][j] = scaled(rms, all[c][j], mean, scale, weight[c][j], more[c][j]);
-        if (first + c * step < width)
-            put4(&a->out, row, first + c * step, width, all[c]);
+    for (int r = 0; r < together; r++) {
+        float scale = 1.0f / sqrtf(squares[r] / (float)width + a->eps);
+        MST_UNROLL
+        for (int c = 0; c < groups; c++) {
+            const int64_t i = 4 * (lane_of(a) + c * (int64_t)a->team);
+            for (int j = 0; j < 4; j++)
+                y[r][c][j] = scaled(rms, y[r][c][j], mean[r], scale, weight.floats[c].at[j],
+                                    rms || a->bias == 0 ? 0.0f : bias.floats[c].at[j]);
+            if (i < width && first + r < end)
+                put4(&a->out, first + r, i, width, y[r][c]);
+        }
     }
+}
+
+MST_DEVICE void norm_types(const row_args *a, const bool rms, const int together, const int groups,
+                           int64_t first, int64_t end, float *parts)
+{
+    const bool x_halves = a->x.dtype != MST_CUDA_F32;
+    const bool residual_halves = a->residual.dtype != MST_CUDA_F32;
+    if (a->residual.data == 0 && x_halves)
+        norm_whole(a, rms, true, false, false, together, groups, first, end, parts);
+    else if (a->residual.data == 0)
+        norm_whole(a, rms, false, false, false, together, groups, first, end, parts);
+    else if (x_halves && residual_halves)
+        norm_whole(a, rms, true, true, true, together, groups, first, end, parts);
+    else if (x_halves)
+        norm_whole(a, rms, true, true, false, together, groups, first, end, parts);
+    else if (residual_halves)
+        norm_whole(a, rms, false, true, true, together, groups, first, end, parts);
+    else
+        norm_whole(a, rms, false, true, false, together, groups, first, end, parts);
 }
 
 MST_DEVICE void norm(const row_args *a, const bool rms, float *parts)
 {
-    int64_t row = team_row(a);
-    if (row < 0)
+    const int64_t end = live_rows(a), row = team_index(a) * a->together;
+    if (row >= end)
         return;
-    if (a->width <= 4 * (int64_t)FEW * a->team)
-        norm_few(a, rms, row, parts);
+    if (a->together == MOST)
+        norm_types(a, rms, MOST, FEW - 1, row, end, parts);
+    else if (a->whole)
+        norm_types(a, rms, 1, FEW, row, end, parts);
     else if (a->width <= 4 * (int64_t)MST_CUDA_KEPT * a->team)
         norm_row(a, rms, true, row, parts);
     else
         norm_row(a, rms, false, row, parts);
 }
 
-MST_ROW_KERNEL(mst_layer_norm_sm80, MST_CUDA_MAX_TEAM)
+/* More than are launched: the compiler then takes 96 registers, and 20 warps fit. */
+enum { NORM_THREADS = 640 };
+
+MST_ROW_KERNEL(mst_layer_norm_sm80, NORM_THREADS)
 {
-    __shared__ float parts[2 * MST_CUDA_MAX_TEAM / 32];
-    norm(&args, false, parts);
+    __shared__ float parts[2 * MOST * WARPS];
+    norm(a, false, parts);
 }
 
-MST_ROW_KERNEL(mst_rms_norm_sm80, MST_CUDA_MAX_TEAM)
+MST_ROW_KERNEL(mst_rms_norm_sm80, NORM_THREADS)
 {
-    __shared__ float parts[2 * MST_CUDA_MAX_TEAM / 32];
-    norm(&args, true, parts);
+    __shared__ float parts[2 * MOST * WARPS];
+    norm(a, true, parts);
 }
 
 /* ---- rows of length 1 ------------------------------------------------------------------------ */
@@ -403,7 +477,6 @@ MST_ROW_KERNEL(mst_normalize_sm80, MST_CUDA_MAX_TEAM)
 {
     __shared__ float parts[MST_CUDA_MAX_TEAM / 32];
     __shared__ double wide_parts[MST_CUDA_MAX_TEAM / 32];
-    const row_args *a = &args;
     int64_t row = team_row(a);
     if (row < 0)
         return;
@@ -425,7 +498,6 @@ MST_ROW_KERNEL(mst_normalize_sm80, MST_CUDA_MAX_TEAM)
 /* activation(x + bias) + residual: an operation, a conversion, and what is left of a product. */
 MST_ROW_KERNEL(mst_activation_sm80, MST_CUDA_MAX_TEAM)
 {
-    const row_args *a = &args;
     int64_t row = team_row(a);
     if (row < 0)
         return;
@@ -451,7 +523,6 @@ MST_ROW_KERNEL(mst_activation_sm80, MST_CUDA_MAX_TEAM)
 /* Rows of the tables, summed in order. The host has checked the ids. */
 MST_ROW_KERNEL(mst_embedding_sm80, MST_CUDA_MAX_TEAM)
 {
-    const row_args *a = &args;
     int64_t row = team_row(a);
     if (row < 0)
         return;
@@ -511,9 +582,8 @@ MST_DEVICE double pool_divisor(int pooling, int64_t rows, int64_t skipped)
 MST_ROW_KERNEL(mst_pooling_sm80, MST_CUDA_POOL_THREADS)
 {
     __shared__ float shares[MST_CUDA_POOL_SHARES][MST_CUDA_POOL_LANES][4];
-    const row_args *a = &args;
     int64_t segment = (int64_t)blockIdx.x;
-    if (segment >= (a->live == 0 ? a->num_rows : min_i64(*a->live, a->num_rows)))
+    if (segment >= live_rows(a))
         return;
     int lane = (int)threadIdx.x % MST_CUDA_POOL_LANES;
     int share = (int)threadIdx.x / MST_CUDA_POOL_LANES;
@@ -549,7 +619,6 @@ MST_ROW_KERNEL(mst_pooling_sm80, MST_CUDA_POOL_THREADS)
 /* Angles in f64, the turn in f32. */
 MST_ROW_KERNEL(mst_rotary_sm80, MST_CUDA_MAX_TEAM)
 {
-    const row_args *a = &args;
     int64_t row = team_row(a);
     if (row < 0)
         return;

@@ -67,7 +67,13 @@ void simt_barrier(void);
 
 #define MST_DEVICE static inline
 #define MST_UNROLL
-#define MST_ROW_KERNEL(name, threads) static void name(const mst_cuda_row_args args)
+#define MST_ROW_KERNEL(name, threads)                       \
+    MST_DEVICE void name##_run(const mst_cuda_row_args *a); \
+    static void name(const mst_cuda_row_args args)          \
+    {                                                       \
+        name##_run(&args);                                  \
+    }                                                       \
+    MST_DEVICE void name##_run(const mst_cuda_row_args *a)
 
 static inline float bits_to_float(uint32_t bits)
 {

@@ -10,22 +10,10 @@
 #include "mock_simt.h"
 #include "support_check.h"
 #include "support_mock_blas.h"
+#include "support_mock_launch.h"
 #include "support_mock_track.h"
 
 static mock_cuda mock;
-
-/* One launch, with a copy of its arguments. */
-typedef struct mock_launch {
-    const mst_cuda_kernel *kernel; /* NULL: a call */
-    mock_call_function *call;
-    unsigned grid_x, grid_y, threads;
-    union {
-        mst_cuda_attn_args attn;
-        mst_cuda_row_args rows;
-        mst_cuda_linear_args linear;
-        unsigned char call[MOCK_CALL_BYTES];
-    } args;
-} mock_launch;
 
 /* What a capture has recorded, and what graphs and executables hold. */
 typedef struct mock_graph {
@@ -340,6 +328,15 @@ static int m_function_set(void *function, int attribute, int value)
     ENTER(function_set);
     return 0;
 }
+static int m_function_get(int *value, int attribute, void *function)
+{
+    (void)function;
+    ENTER(function_get);
+    if (attribute != MST_CUDA_FUNCTION_PTX_VERSION)
+        return MST_CUDA_INVALID_VALUE;
+    *value = mock.ptx_version;
+    return 0;
+}
 static int m_function_occupancy(int *blocks, void *function, int threads, size_t shared_bytes)
 {
     (void)function;
@@ -357,31 +354,6 @@ void mock_cuda_fault(const char *text)
         (void)snprintf(mock.fault, sizeof mock.fault, "%s", text);
 }
 
-static bool is_linear(const mst_cuda_kernel *kernel)
-{
-    return strcmp(kernel->op, "linear") == 0;
-}
-
-/* A row kernel's own source, over the emulated GPU; a product in plain C. */
-static int run_rows(const mock_launch *launch)
-{
-    const char *wrong = "a launch of a kernel that the emulation lacks";
-    simt_kernel *kernel = simt_kernel_find(launch->kernel->symbol);
-    if (is_linear(launch->kernel))
-        wrong = simt_linear(&launch->args.linear, launch->kernel->dtype == MSTAR_DTYPE_BF16);
-    else if (kernel != NULL)
-        wrong = simt_launch(kernel, &launch->args.rows, launch->grid_x, launch->grid_y,
-                            launch->threads);
-    if (wrong != NULL)
-        mock_cuda_fault(wrong);
-    return 0;
-}
-
-static bool is_attention(const mst_cuda_kernel *kernel)
-{
-    return strcmp(kernel->op, "attention") == 0;
-}
-
 /* A card does not compute by the host's floating-point mode. */
 static int run(const mock_launch *launch)
 {
@@ -392,9 +364,7 @@ static int run(const mock_launch *launch)
     if (launch->kernel == NULL)
         launch->call(launch->args.call);
     else
-        result = is_attention(launch->kernel)
-                     ? mock_attention_run(&mock, launch->kernel, &launch->args.attn, launch->grid_x)
-                     : run_rows(launch);
+        result = mock_run_kernel(launch);
     (void)fesetenv(&mode);
     return result;
 }
@@ -428,26 +398,40 @@ static int m_tensor_map_encode(void *map, int type, uint32_t rank, void *address
     return simt_map_encode(map, type, rank, address, sizes, strides, box, steps, interleave,
                            swizzle, promotion, fill);
 }
+static int launch(const mst_cuda_launch_config *c, void *function, void **arguments)
+{
+    mock_launch launch = {
+        .kernel = function, .grid_x = c->grid_x, .grid_y = c->grid_y, .threads = c->block_x};
+    memcpy(&launch.args, arguments[0], mock_args_bytes(launch.kernel));
+    mock.grid = c->grid_x;
+    mock.overlaps = c->num_attributes > 0;
+    (void)snprintf(mock.kernel, sizeof mock.kernel, "%s", launch.kernel->symbol);
+    mock_check_launch(c, launch.kernel);
+    return run_or_record(c->stream, &launch);
+}
+
+static int m_launch_with(const mst_cuda_launch_config *config, void *function, void **arguments,
+                         void **extra)
+{
+    (void)extra;
+    ENTER(launch_with);
+    return launch(config, function, arguments);
+}
 static int m_launch(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                     unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                     void *stream, void **arguments, void **extra)
 {
-    mock_launch launch = {
-        .kernel = function, .grid_x = grid_x, .grid_y = grid_y, .threads = block_x};
+    const mst_cuda_launch_config config = {.grid_x = grid_x,
+                                           .grid_y = grid_y,
+                                           .grid_z = grid_z,
+                                           .block_x = block_x,
+                                           .block_y = block_y,
+                                           .block_z = block_z,
+                                           .shared_bytes = shared_bytes,
+                                           .stream = stream};
     (void)extra;
     ENTER(launch);
-    bool attention = is_attention(launch.kernel);
-    memcpy(&launch.args, arguments[0],
-           attention                  ? sizeof launch.args.attn
-           : is_linear(launch.kernel) ? sizeof launch.args.linear
-                                      : sizeof launch.args.rows);
-    mock.grid = grid_x;
-    (void)snprintf(mock.kernel, sizeof mock.kernel, "%s", launch.kernel->symbol);
-    if (grid_x < 1 || grid_x > INT32_MAX || grid_y < 1 || grid_y > (attention ? 1 : 65535) ||
-        grid_z != 1 || (attention && block_x != 128) || block_y != 1 || block_z != 1 ||
-        (int32_t)shared_bytes != launch.kernel->shared_bytes)
-        mock_cuda_fault("a launch of the wrong size");
-    return run_or_record(stream, &launch);
+    return launch(&config, function, arguments);
 }
 
 /* ---- graphs: one capture at a time ----------------------------------------------------------- */
@@ -542,6 +526,7 @@ mock_cuda *mock_cuda_install(void)
     mock = (mock_cuda){.version = 99000,
                        .devices = 1,
                        .major = 9,
+                       .ptx_version = 90,
                        .multiprocessors = 132,
                        .free_bytes = (int64_t)1 << 34};
     track_reset();

@@ -21,6 +21,7 @@ typedef enum mock_call {
 
 typedef struct mock_cuda {
     int version, devices, major, multiprocessors;
+    int ptx_version; /* that kernels were compiled for */
     int64_t calls[MOCK_CALLS];
     mock_call fail_call; /* of which the fail_after-th from now fails with fail_result; 0 none */
     int64_t fail_after;
@@ -36,6 +37,7 @@ typedef struct mock_cuda {
     const char *(*run_tile)(const char *symbol, const mst_cuda_attn_args *args, unsigned grid,
                             size_t shared_bytes, unsigned seed);
     unsigned grid;               /* of the last launch */
+    bool overlaps;               /* the last launch did not wait for the one before */
     char kernel[64];             /* of the last launch */
     char fault[128];             /* what a launch found wrong; "" nothing */
     void *capturing;             /* the stream that captures */

@@ -1,0 +1,70 @@
+/* support_mock_launch.c - see the header. */
+#include "support_mock_launch.h"
+
+#include <string.h>
+
+#include "mock_simt.h"
+
+static bool is_linear(const mst_cuda_kernel *kernel)
+{
+    return strcmp(kernel->op, "linear") == 0;
+}
+
+static bool is_attention(const mst_cuda_kernel *kernel)
+{
+    return strcmp(kernel->op, "attention") == 0;
+}
+
+size_t mock_args_bytes(const mst_cuda_kernel *kernel)
+{
+    return is_attention(kernel) ? sizeof(mst_cuda_attn_args)
+           : is_linear(kernel)  ? sizeof(mst_cuda_linear_args)
+                                : sizeof(mst_cuda_row_args);
+}
+
+static bool is_right_size(const mst_cuda_launch_config *c, const mst_cuda_kernel *kernel)
+{
+    bool attention = is_attention(kernel);
+    return c->grid_x >= 1 && c->grid_x <= INT32_MAX && c->grid_y >= 1 &&
+           c->grid_y <= (attention ? 1 : 65535) && c->grid_z == 1 &&
+           (!attention || c->block_x == (unsigned)kernel->threads) && c->block_y == 1 &&
+           c->block_z == 1 && (int32_t)c->shared_bytes == kernel->shared_bytes;
+}
+
+static bool are_right_attributes(const mst_cuda_launch_config *c, const mst_cuda_kernel *kernel)
+{
+    return c->num_attributes == 0 ||
+           (c->num_attributes == 1 && c->attributes[0].id == MST_CUDA_LAUNCH_OVERLAP &&
+            c->attributes[0].padding == 0 && c->attributes[0].value.overlap == 1 &&
+            mock_cuda_now()->major >= 9 && kernel->waits);
+}
+
+void mock_check_launch(const mst_cuda_launch_config *config, const mst_cuda_kernel *kernel)
+{
+    if (!is_right_size(config, kernel))
+        mock_cuda_fault("a launch of the wrong size");
+    if (!are_right_attributes(config, kernel))
+        mock_cuda_fault("a launch with attributes that the kernel or the card lacks");
+}
+
+/* A row kernel's own source, over the emulated GPU; a product in plain C. */
+static int run_rows(const mock_launch *launch)
+{
+    const char *wrong = "a launch of a kernel that the emulation lacks";
+    simt_kernel *kernel = simt_kernel_find(launch->kernel->symbol);
+    if (is_linear(launch->kernel))
+        wrong = simt_linear(&launch->args.linear, launch->kernel->dtype == MSTAR_DTYPE_BF16);
+    else if (kernel != NULL)
+        wrong = simt_launch(kernel, &launch->args.rows, launch->grid_x, launch->grid_y,
+                            launch->threads);
+    if (wrong != NULL)
+        mock_cuda_fault(wrong);
+    return 0;
+}
+
+int mock_run_kernel(const mock_launch *launch)
+{
+    return is_attention(launch->kernel) ? mock_attention_run(mock_cuda_now(), launch->kernel,
+                                                             &launch->args.attn, launch->grid_x)
+                                        : run_rows(launch);
+}

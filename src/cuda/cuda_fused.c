@@ -8,6 +8,11 @@
 
 #define ALIGN 16 /* bytes */
 
+/* Rows and columns of a block's tile. */
+typedef struct mst_cuda_tile {
+    int32_t rows, columns;
+} mst_cuda_tile;
+
 mstar_status mst_cuda_fused_load(mst_cuda *cuda, mstar_dtype dtype)
 {
     mst_cuda_function function;
@@ -30,29 +35,35 @@ bool mst_cuda_fused_takes(mstar_dtype dtype, const mst_rows *residual, const mst
            (residual->data == NULL || takes(dtype, residual->dtype));
 }
 
-static int64_t tiles_of(int64_t rows, int64_t out_features, int64_t tile)
+static const mst_cuda_tile tiles[] = {
+#define TILE(NAME, ROWS, COLUMNS) {ROWS, COLUMNS},
+    MST_CUDA_LINEAR_SHARINGS(TILE)
+#undef TILE
+};
+
+static int64_t blocks_of(int64_t rows, int64_t out_features, int32_t sharing)
 {
-    return mst_ceil_div(rows, tile) * mst_ceil_div(out_features, tile);
+    const mst_cuda_tile *t = &tiles[sharing];
+    return mst_ceil_div(rows, t->rows) * mst_ceil_div(out_features, t->columns);
 }
 
-/* Timed on an H200: small tiles while each has a multiprocessor of its own; the halves of a tile
- * until there are enough tiles for one to be finished beside the next. */
+/* Timed on an H200: the smallest tiles of which each has a multiprocessor of its own, or else the
+ * largest. */
 int32_t mst_cuda_fused_sharing(int64_t rows, int64_t out_features, int64_t multiprocessors)
 {
-    if (tiles_of(rows, out_features, MST_CUDA_LINEAR_SMALL_TILE) <= multiprocessors)
-        return MST_CUDA_LINEAR_SMALL;
-    return tiles_of(rows, out_features, MST_CUDA_LINEAR_TILE) <= 3 * multiprocessors
-               ? MST_CUDA_LINEAR_HALVES
-               : MST_CUDA_LINEAR_IN_TURN;
+    int32_t sharing = MST_CUDA_LINEAR_NUM_SHARINGS - 1;
+    while (sharing > 0 && blocks_of(rows, out_features, sharing) > multiprocessors)
+        sharing--;
+    return sharing;
 }
 
 static mstar_status describe(const mst_cuda *cuda, mstar_dtype dtype, const void *data,
-                             int64_t columns, int64_t rows, int64_t distance, uint32_t tile,
+                             int64_t columns, int64_t rows, int64_t distance, uint32_t box_rows,
                              mst_cuda_tensor_map *map)
 {
     const uint64_t sizes[] = {(uint64_t)columns, (uint64_t)rows};
     const uint64_t strides[] = {(uint64_t)distance * mstar_dtype_bytes(dtype)};
-    const uint32_t box[] = {MST_CUDA_LINEAR_DEPTH, tile}, steps[] = {1, 1};
+    const uint32_t box[] = {MST_CUDA_LINEAR_DEPTH, box_rows}, steps[] = {1, 1};
     return mst_cuda_check(cuda->driver,
                           cuda->driver->tensor_map_encode(
                               map, dtype == MSTAR_DTYPE_BF16 ? MST_CUDA_MAP_BF16 : MST_CUDA_MAP_F16,
@@ -69,7 +80,6 @@ static int32_t type_of(mstar_dtype dtype)
 mstar_status mst_cuda_fused_run(const mst_cuda *cuda, void *stream, const mst_cuda_fused *f)
 {
     const mst_cuda_kernel *kernel = mst_cuda_linear_kernel_of(f->dtype);
-    void *handle = cuda->functions[mst_cuda_kernel_index(kernel)].handle;
     mst_cuda_rows residual = mst_cuda_rows_of(&f->residual);
     mst_cuda_linear_args args;
     memset(&args, 0, sizeof args);
@@ -90,18 +100,14 @@ mstar_status mst_cuda_fused_run(const mst_cuda *cuda, void *stream, const mst_cu
         f->sharing != MST_CUDA_SHARING_BY_SIZE
             ? f->sharing
             : mst_cuda_fused_sharing(f->num_rows, f->out_features, cuda->multiprocessors);
-    uint32_t tile =
-        args.sharing == MST_CUDA_LINEAR_SMALL ? MST_CUDA_LINEAR_SMALL_TILE : MST_CUDA_LINEAR_TILE;
-    MST_TRY(
-        describe(cuda, f->dtype, f->x, f->in_features, f->num_rows, f->x_distance, tile, &args.x));
+    const mst_cuda_tile *tile = &tiles[args.sharing];
+    MST_TRY(describe(cuda, f->dtype, f->x, f->in_features, f->num_rows, f->x_distance,
+                     (uint32_t)tile->rows, &args.x));
     MST_TRY(describe(cuda, f->dtype, f->weights, f->in_features, f->out_features,
-                     mst_cuda_linear_distance(f->in_features, f->dtype), tile, &args.weights));
-    int64_t tiles = tiles_of(f->num_rows, f->out_features, tile);
-    unsigned blocks = (unsigned)mst_min_i64(tiles, cuda->multiprocessors);
-    void *arguments[] = {&args};
-    return mst_cuda_check(cuda->driver,
-                          cuda->driver->launch(handle, blocks, 1, 1, (unsigned)kernel->threads, 1,
-                                               1, (unsigned)kernel->shared_bytes, stream, arguments,
-                                               NULL),
-                          kernel->symbol);
+                     mst_cuda_linear_distance(f->in_features, f->dtype), (uint32_t)tile->columns,
+                     &args.weights));
+    const int64_t blocks = blocks_of(f->num_rows, f->out_features, args.sharing);
+    mst_cuda_grid grid = {
+        .x = mst_min_i64(blocks, cuda->multiprocessors), .y = 1, .threads = kernel->threads};
+    return mst_cuda_launch(cuda, kernel, grid, stream, &args);
 }

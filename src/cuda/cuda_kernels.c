@@ -71,7 +71,7 @@ enum {
      .symbol = "mst_linear_" #TYPE "_sm90",  \
      .module = IMAGE_linear,                 \
      .dtype = DTYPE,                         \
-     .rows = MST_CUDA_LINEAR_TILE,           \
+     .rows = 128,                            \
      .threads = MST_CUDA_LINEAR_THREADS,     \
      .shared_bytes = MST_CUDA_LINEAR_SHARED, \
      .waits = true},

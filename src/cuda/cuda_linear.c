@@ -5,7 +5,8 @@
 
 #define ALIGN 16 /* bytes of what cuBLASLt reads and writes */
 /* From this depth on cuBLASLt, whose blocks share what they fetch, and a row kernel after it are
- * faster than our own kernel: 322 + 54 us against 440 for 23328 x 4304 x 1152 on an H200. */
+ * faster than our own kernel but for a few rows: 322 + 54 us against 440 for 23328 x 4304 x 1152 on
+ * an H200, 12 + 5 against 14 for 256. */
 #define LONG_DEPTH 4096
 
 int64_t mst_cuda_linear_distance(int64_t columns, mstar_dtype dtype)
@@ -89,13 +90,20 @@ static bool has_member(const linear_job *job)
     return job->product->members.count > 0;
 }
 
-static linear_way way_of(const linear_job *job)
+/* In so few tiles that our own kernel does not multiply for long. */
+static bool is_small(const mst_cuda *cuda, const linear_job *job)
+{
+    return mst_cuda_fused_sharing(job->multiply.num_rows, job->shape->out_features,
+                                  cuda->multiprocessors) == MST_CUDA_LINEAR_SMALL;
+}
+
+static linear_way way_of(const mst_cuda *cuda, const linear_job *job)
 {
     bool plain = job->residual.data == NULL && job->shape->activation == MSTAR_ACTIVATION_NONE &&
                  job->out.dtype == MSTAR_DTYPE_F32 && is_aligned(&job->out);
     if (plain && has_member(job))
         return WAY_DIRECT;
-    if (job->shape->in_features >= LONG_DEPTH && has_member(job))
+    if (job->shape->in_features >= LONG_DEPTH && has_member(job) && !is_small(cuda, job))
         return WAY_FINISH;
     return job->product->fused &&
                    mst_cuda_fused_takes(job->product->dtype, &job->residual, &job->out)
@@ -133,7 +141,8 @@ static void place_one_row(linear_job *job)
     job->out.row_stride = mst_cuda_linear_distance(product->out_features, job->out.dtype);
 }
 
-static void plan_run(const void *packed, const float *bias, int64_t rows, linear_job *job)
+static void plan_run(const mst_cuda *cuda, const void *packed, const float *bias, int64_t rows,
+                     linear_job *job)
 {
     const mst_cuda_product *product = job->product;
     mst_cuda_multiply *m = &job->multiply;
@@ -141,9 +150,9 @@ static void plan_run(const void *packed, const float *bias, int64_t rows, linear
         place_one_row(job);
     job->convert = job->x.dtype != product->dtype || !is_aligned(&job->x) ||
                    job->x.row_stride < product->in_features;
-    job->way = way_of(job);
     m->product = product;
     m->num_rows = rows;
+    job->way = way_of(cuda, job);
     m->weights = packed;
     m->bias = bias;
     m->x = job->x.data;
@@ -244,6 +253,6 @@ mstar_status mst_cuda_linear_run(mstar_stream *stream, const mst_linear_shape *s
                       .x = x,
                       .residual = residual,
                       .out = out};
-    plan_run(packed, bias, rows, &job);
+    plan_run(cuda, packed, bias, rows, &job);
     return run(stream, &job);
 }

@@ -26,7 +26,7 @@ typedef struct mst_cuda_fused {
     mstar_dtype dtype; /* of x and the weights: bf16 or f16 */
     int64_t num_rows;
     const int64_t *live; /* device memory: rows to do now; NULL: all */
-    int32_t sharing;     /* MST_CUDA_LINEAR_IN_TURN and so on, or MST_CUDA_SHARING_BY_SIZE */
+    int32_t sharing;     /* MST_CUDA_LINEAR_WIDE and so on, or MST_CUDA_SHARING_BY_SIZE */
     const void *weights, *x;
     const float *bias;
     int64_t x_distance;
@@ -39,7 +39,7 @@ typedef struct mst_cuda_fused {
 mstar_status mst_cuda_fused_load(mst_cuda *cuda, mstar_dtype dtype);
 /* Pure: whether it can add the residual and store the result. */
 bool mst_cuda_fused_takes(mstar_dtype dtype, const mst_rows *residual, const mst_rows *out);
-/* Pure: how blocks share the work, MST_CUDA_LINEAR_IN_TURN and so on, on so many multiprocessors.
+/* Pure: how blocks share the work, MST_CUDA_LINEAR_WIDE and so on, on so many multiprocessors.
  */
 int32_t mst_cuda_fused_sharing(int64_t rows, int64_t out_features, int64_t multiprocessors);
 /* After load. The context is current. */

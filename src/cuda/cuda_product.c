@@ -327,8 +327,8 @@ static mstar_status find_reference(const trial *t, mst_blas_algorithm *reference
 static mstar_status find_fused_reference(const trial *t)
 {
     const int64_t counts[] = {TRIAL_ROWS, FEW_ROWS};
-    MST_TRY(run_fused(t, TRIAL_ROWS, MST_CUDA_LINEAR_IN_TURN, t->want));
-    for (int32_t sharing = MST_CUDA_LINEAR_IN_TURN; sharing <= MST_CUDA_LINEAR_SMALL; sharing++) {
+    MST_TRY(run_fused(t, TRIAL_ROWS, MST_CUDA_LINEAR_WIDE, t->want));
+    for (int32_t sharing = 0; sharing < MST_CUDA_LINEAR_NUM_SHARINGS; sharing++) {
         for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
             const mst_cuda_multiply m = multiply_of(t, counts[i]);
             MST_TRY(run_fused(t, counts[i], sharing, t->got));

@@ -8,21 +8,22 @@
 #include <stdint.h>
 
 /*
- * How a block's two groups of four warps share its work. Bits do not depend on it.
- * IN_TURN: each has every second tile of 128 x 128, and finishes it while the other multiplies.
- * HALVES: each has half of the rows of every such tile, where there are not two for a block.
- * SMALL: each has half of the columns of tiles of 64 x 64, where larger ones would be few.
+ * How the work is shared: rows and columns of a block's tile. Each of its two groups of four warps
+ * has half of the rows, or of the columns where there are 64 rows. Bits do not depend on it.
  */
-enum { MST_CUDA_LINEAR_IN_TURN, MST_CUDA_LINEAR_HALVES, MST_CUDA_LINEAR_SMALL };
-
-/* Rows and columns of a tile, and of the smaller one; elements of a step over the depth; threads.
- */
+#define MST_CUDA_LINEAR_SHARINGS(X) \
+    X(WIDE, 128, 128)               \
+    X(MIDDLE, 128, 72)              \
+    X(SMALL, 64, 64)
 enum {
-    MST_CUDA_LINEAR_TILE = 128,
-    MST_CUDA_LINEAR_SMALL_TILE = 64,
-    MST_CUDA_LINEAR_DEPTH = 64,
-    MST_CUDA_LINEAR_THREADS = 384
+#define MST_CUDA_LINEAR_NAME(NAME, ROWS, COLUMNS) MST_CUDA_LINEAR_##NAME,
+    MST_CUDA_LINEAR_SHARINGS(MST_CUDA_LINEAR_NAME)
+#undef MST_CUDA_LINEAR_NAME
+        MST_CUDA_LINEAR_NUM_SHARINGS
 };
+
+/* Elements of a step over the depth; threads. */
+enum { MST_CUDA_LINEAR_DEPTH = 64, MST_CUDA_LINEAR_THREADS = 384 };
 /* Of shared memory: steps that are fetched ahead, then a tile of 64 x 128 in f32 for each of the
  * two groups, then barriers; and up to 1023 bytes before all that. */
 enum {
@@ -42,7 +43,7 @@ typedef struct __attribute__((aligned(64))) mst_cuda_tensor_map {
 enum { MST_CUDA_LINEAR_F32, MST_CUDA_LINEAR_HALF /* the kernel's own 16-bit dtype */ };
 
 typedef struct mst_cuda_linear_args {
-    mst_cuda_tensor_map x, weights; /* boxes of DEPTH elements of a tile's rows */
+    mst_cuda_tensor_map x, weights; /* boxes of DEPTH elements of a tile's rows, or columns */
     const int64_t *live;            /* device memory: rows to do now; NULL: num_rows */
     int64_t num_rows, out_features, in_features;
     const float *bias;    /* padded with zeros to a multiple of 4 */

@@ -7,9 +7,10 @@
  * the very bits; the host compares them before this kernel is used for a shape.
  *
  * A block takes one tile of the result after another. One warp has the copy engine fetch steps of
- * the depth into a ring in shared memory; two groups of four warps take turns, so that one
- * multiplies while the other finishes and stores its tile. Rows and columns past the matrices come
- * in as zeros and are not stored.
+ * the depth into a ring in shared memory, those of the next tile while two groups of four warps
+ * finish and store theirs. Rows and columns past the matrices come in as zeros and are not stored.
+ * The kernel may begin before those ahead of it in the stream have ended: weights, which no kernel
+ * writes, are fetched then, and nothing else is read or written.
  */
 #include "cuda/half_types.cuh"
 #include "cuda/linear_args.h"
@@ -109,26 +110,36 @@ using mst::widen;
 constexpr int DEPTH = MST_CUDA_LINEAR_DEPTH;
 constexpr int GROUP = 128; /* threads that multiply together */
 
-/* What follows from how the work is shared: a tile, and what a group of threads has of it. */
-template <int SHARING> struct sizes {
-    static constexpr bool IN_TURN = SHARING == MST_CUDA_LINEAR_IN_TURN;
-    static constexpr bool SMALL = SHARING == MST_CUDA_LINEAR_SMALL;
-    static constexpr int TILE = SMALL ? MST_CUDA_LINEAR_SMALL_TILE : MST_CUDA_LINEAR_TILE;
-    static constexpr int BLOCKS = IN_TURN ? 2 : 1; /* of 64 rows, one matrix instruction each */
-    static constexpr int COLUMNS = SMALL ? TILE / 2 : TILE;
-    static constexpr int SUMS = COLUMNS / 2; /* of a block, of a thread */
-    static constexpr uint32_t MATRIX_BYTES = TILE * DEPTH * 2, STAGE_BYTES = 2 * MATRIX_BYTES;
+template <int SHARING> struct tile_of;
+#define MST_TILE(NAME, TILE_ROWS, TILE_COLUMNS)                            \
+    template <> struct tile_of<MST_CUDA_LINEAR_##NAME> {                   \
+        static constexpr int ROWS = TILE_ROWS, COLUMNS = TILE_COLUMNS; \
+    };
+MST_CUDA_LINEAR_SHARINGS(MST_TILE)
+#undef MST_TILE
+
+/* What follows from a tile's size, and what a group of threads has of it: 64 rows. */
+template <int SHARING> struct sizes : tile_of<SHARING> {
+    using tile = tile_of<SHARING>;
+    static constexpr bool BY_COLUMNS = tile::ROWS == 64;
+    static constexpr int WIDTH = BY_COLUMNS ? tile::COLUMNS / 2 : tile::COLUMNS;
+    static constexpr int SUMS = WIDTH / 2; /* of a thread */
+    static constexpr uint32_t X_BYTES = tile::ROWS * DEPTH * 2;
+    static constexpr uint32_t WEIGHT_BYTES = tile::COLUMNS * DEPTH * 2;
+    static constexpr uint32_t STAGE_BYTES = X_BYTES + WEIGHT_BYTES;
     static constexpr int STAGES = MST_CUDA_LINEAR_RING_BYTES / STAGE_BYTES;
     static_assert(STAGES <= MST_CUDA_LINEAR_MAX_STAGES, "barriers");
-    /* Where a group's own part of a tile begins, of x and weights in a stage. */
-    static constexpr uint32_t X_STEP = SHARING == MST_CUDA_LINEAR_HALVES ? MATRIX_BYTES / 2 : 0;
-    static constexpr uint32_t WEIGHTS_STEP = SMALL ? MATRIX_BYTES / 2 : 0;
-    static constexpr int ROW_STEP = SHARING == MST_CUDA_LINEAR_HALVES ? 64 : 0;
-    static constexpr int COLUMN_STEP = SMALL ? COLUMNS : 0;
-    /* Lanes of a row of four columns each, and rows of a warp at once. */
-    static constexpr int LANES = COLUMNS / 4, ROWS = 32 / LANES;
+    static_assert(WEIGHT_BYTES % 1024 == 0, "swizzled in groups of 8 rows");
+    /* Where a group's own part begins, in a stage and in the tile. */
+    static constexpr uint32_t X_STEP = BY_COLUMNS ? 0 : X_BYTES / 2;
+    static constexpr uint32_t WEIGHTS_STEP = BY_COLUMNS ? WEIGHT_BYTES / 2 : 0;
+    static constexpr int ROW_STEP = BY_COLUMNS ? 0 : 64, COLUMN_STEP = BY_COLUMNS ? WIDTH : 0;
+    /* Pieces of four columns: of a row; of a lane, in a warp's 16 rows, and how many at once. */
+    static constexpr int LANES = WIDTH / 4, PIECES = (16 * LANES + 31) / 32;
+    static constexpr int TOGETHER = PIECES % 4 == 0 ? 4 : 2;
+    static constexpr bool IN_COLUMN = 32 % LANES == 0; /* all of a lane's pieces lie */
+    static_assert(IN_COLUMN || WIDTH % 16 == 8, "staged rows that meet in a bank");
 };
-constexpr uint32_t BLOCK_BYTES = 64 * DEPTH * 2; /* of x, in a stage */
 
 /* ---- the machine ----------------------------------------------------------------------------- */
 
@@ -154,17 +165,42 @@ __device__ __forceinline__ void multiply_add(float (&c)[SUMS], uint64_t a, uint6
                      "%48, %49, %50, %51, %52, %53, %54, %55, " \
                      "%56, %57, %58, %59, %60, %61, %62, %63}," \
                      " %64, %65, p, 1, 1, 0, 0;\n}\n" \
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), \
-                       "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), \
-                       "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), \
-                       "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), \
-                       "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), \
-                       "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), \
-                       "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]), \
-                       "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), \
-                       "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), \
-                       "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), \
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), \
+                       "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), \
+                       "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), \
+                       "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), \
+                       "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), \
+                       "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), \
+                       "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), \
+                       "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), \
+                       "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), \
+                       "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]), \
+                       "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), \
+                       "+f"(c[55]), "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), \
                        "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63]) \
+                     : "l"(a), "l"(b), "r"((int32_t)keep)); \
+    } \
+ \
+    template <> \
+    __device__ __forceinline__ void multiply_add<TYPE>(float (&c)[36], uint64_t a, uint64_t b, \
+                                                       bool keep) \
+    { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %38, 0;\n" \
+                     "wgmma.mma_async.sync.aligned.m64n72k16.f32." #TYPE "." #TYPE " {" \
+                     "%0, %1, %2, %3, %4, %5, %6, %7, " \
+                     "%8, %9, %10, %11, %12, %13, %14, %15, " \
+                     "%16, %17, %18, %19, %20, %21, %22, %23, " \
+                     "%24, %25, %26, %27, %28, %29, %30, %31, " \
+                     "%32, %33, %34, %35}," \
+                     " %36, %37, p, 1, 1, 0, 0;\n}\n" \
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), \
+                       "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), \
+                       "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), \
+                       "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), \
+                       "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), \
+                       "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), \
+                       "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), \
+                       "+f"(c[35]) \
                      : "l"(a), "l"(b), "r"((int32_t)keep)); \
     } \
  \
@@ -177,9 +213,10 @@ __device__ __forceinline__ void multiply_add(float (&c)[SUMS], uint64_t a, uint6
                      "%0, %1, %2, %3, %4, %5, %6, %7, " \
                      "%8, %9, %10, %11, %12, %13, %14, %15}," \
                      " %16, %17, p, 1, 1, 0, 0;\n}\n" \
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), \
-                       "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), \
-                       "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]) \
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), \
+                       "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), \
+                       "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), \
+                       "+f"(c[15]) \
                      : "l"(a), "l"(b), "r"((int32_t)keep)); \
     }
 MST_MULTIPLY_ADD(bf16)
@@ -202,16 +239,12 @@ __device__ __forceinline__ void multiply_commit()
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 /* Until at most so many of the last committed are not done; c is read or written after it. */
-template <int LEFT, int BLOCKS, int SUMS>
-__device__ __forceinline__ void multiply_wait(float (&c)[BLOCKS][SUMS])
+template <int LEFT, int SUMS> __device__ __forceinline__ void multiply_wait(float (&c)[SUMS])
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 #pragma unroll
-    for (int h = 0; h < BLOCKS; h++) {
-#pragma unroll
-        for (int i = 0; i < SUMS; i++)
-            asm volatile("" : "+f"(c[h][i])::"memory");
-    }
+    for (int i = 0; i < SUMS; i++)
+        asm volatile("" : "+f"(c[i])::"memory");
 }
 
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals)
@@ -247,28 +280,59 @@ __device__ __forceinline__ void fetch(uint32_t to, const mst_cuda_tensor_map *ma
                  : "memory");
 }
 
+/* One lane of the warp; the compiler knows that it is one. */
+__device__ __forceinline__ bool is_elected()
+{
+    uint32_t elected;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n"
+                 : "=r"(elected));
+    return elected != 0;
+}
+
+/* The next kernel may be scheduled. */
+__device__ __forceinline__ void let_others_begin()
+{
+    asm volatile("griddepcontrol.launch_dependents;");
+}
+/* Until the kernel before has ended: what it wrote is read, and anything written, only then. */
+__device__ __forceinline__ void wait_for_others()
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 /* ---- tiles and the ring ---------------------------------------------------------------------- */
 
 /* Tiles of a row of tiles come one after another, so that they share rows of x in the cache. */
 struct work {
-    int64_t rows, columns, tiles; /* columns: tiles of a row of tiles */
-    int32_t steps;
+    int64_t rows, tiles;
+    int32_t columns, steps; /* columns: tiles of a row of tiles */
 };
 
-__device__ __forceinline__ work work_of(const linear_args *a, int tile)
+/* All but what the live rows say. */
+template <typename S> __device__ __forceinline__ work whole_work(const linear_args *a)
 {
     work w;
-    w.rows = a->live == 0 || *a->live > a->num_rows ? a->num_rows : *a->live;
-    w.columns = (a->out_features + tile - 1) / tile;
-    w.tiles = (w.rows + tile - 1) / tile * w.columns;
+    w.rows = a->num_rows;
+    w.columns = (int32_t)((a->out_features + S::COLUMNS - 1) / S::COLUMNS);
+    w.tiles = (w.rows + S::ROWS - 1) / S::ROWS * w.columns;
     w.steps = (int32_t)((a->in_features + DEPTH - 1) / DEPTH);
     return w;
 }
 
-/* Addresses in shared memory. A stage is full when its bytes are there and empty when they were
- * multiplied; it is a group's turn when the other one has seen all of its own stages full. */
+/* After the kernels before. */
+template <typename S> __device__ __forceinline__ work live_work(const linear_args *a)
+{
+    work w = whole_work<S>(a);
+    if (a->live != 0 && *a->live < w.rows)
+        w.rows = *a->live;
+    w.tiles = (w.rows + S::ROWS - 1) / S::ROWS * w.columns;
+    return w;
+}
+
+/* Addresses in shared memory. A stage is full when its bytes are there and empty when all groups
+ * have multiplied them. */
 struct ring {
-    uint32_t stages, full, empty, turn;
+    uint32_t stages, full, empty;
 };
 
 /* The stage of a step, and the parity of how often it was used before. */
@@ -276,31 +340,70 @@ struct place {
     int32_t stage;
     uint32_t parity;
 };
-template <int STAGES> __device__ __forceinline__ void advance(place &p, int32_t steps)
+template <int STAGES> __device__ __forceinline__ void advance(place &p)
 {
-    p.stage += steps;
-    while (p.stage >= STAGES) {
-        p.stage -= STAGES;
+    if (++p.stage == STAGES) {
+        p.stage = 0;
         p.parity ^= 1;
     }
 }
 
 template <typename S>
-__device__ __forceinline__ void fetch_all(const linear_args *a, const work &w, const ring &r)
+__device__ __forceinline__ void fetch_x(const linear_args *a, const ring &r, int32_t stage,
+                                        int32_t step, int32_t row)
 {
-    place p = {0, 0};
-    for (int64_t tile = blockIdx.x; tile < w.tiles; tile += gridDim.x) {
-        int32_t row = (int32_t)(tile / w.columns) * S::TILE;
-        int32_t column = (int32_t)(tile % w.columns) * S::TILE;
-        for (int32_t step = 0; step < w.steps; step++) {
-            uint32_t stage = r.stages + (uint32_t)p.stage * S::STAGE_BYTES;
-            uint32_t full = r.full + (uint32_t)p.stage * 8;
+    fetch(r.stages + (uint32_t)stage * S::STAGE_BYTES, &a->x, step * DEPTH, row,
+          r.full + (uint32_t)stage * 8);
+}
+template <typename S>
+__device__ __forceinline__ void fetch_weights(const linear_args *a, const ring &r, int32_t stage,
+                                              int32_t step, int32_t column)
+{
+    fetch(r.stages + (uint32_t)stage * S::STAGE_BYTES + S::X_BYTES, &a->weights, step * DEPTH,
+          column, r.full + (uint32_t)stage * 8);
+}
+
+/* The first steps of a tile, into a ring that was never used; how many. The weights, which no
+ * kernel writes, come while the kernels before end. */
+template <typename S>
+__device__ __forceinline__ int32_t fetch_first(const linear_args *a, const work &w, const ring &r,
+                                               int32_t row, int32_t column)
+{
+    const int32_t ahead = w.steps < S::STAGES ? w.steps : S::STAGES;
+    for (int32_t step = 0; step < ahead; step++) {
+        barrier_expect(r.full + (uint32_t)step * 8, S::STAGE_BYTES);
+        fetch_weights<S>(a, r, step, step, column);
+    }
+    wait_for_others();
+    for (int32_t step = 0; step < ahead; step++)
+        fetch_x<S>(a, r, step, step, row);
+    return ahead;
+}
+
+template <typename S>
+__device__ __forceinline__ void fetch_all(const linear_args *a, const ring &r)
+{
+    work w = whole_work<S>(a);
+    int64_t tile = blockIdx.x;
+    int32_t row = (int32_t)(tile / w.columns) * S::ROWS;
+    int32_t column = (int32_t)(tile % w.columns) * S::COLUMNS;
+    int32_t step = fetch_first<S>(a, w, r, row, column);
+    w = live_work<S>(a);
+    for (int32_t i = 0; i < step && tile >= w.tiles; i++)
+        barrier_wait(r.full + (uint32_t)i * 8, 0); /* nobody else does, and the block would end */
+    place p = {step % S::STAGES, (uint32_t)(step / S::STAGES)};
+    while (tile < w.tiles) {
+        for (; step < w.steps; step++) {
             barrier_wait(r.empty + (uint32_t)p.stage * 8, p.parity ^ 1);
-            barrier_expect(full, S::STAGE_BYTES);
-            fetch(stage, &a->x, step * DEPTH, row, full);
-            fetch(stage + S::MATRIX_BYTES, &a->weights, step * DEPTH, column, full);
-            advance<S::STAGES>(p, 1);
+            barrier_expect(r.full + (uint32_t)p.stage * 8, S::STAGE_BYTES);
+            fetch_weights<S>(a, r, p.stage, step, column);
+            fetch_x<S>(a, r, p.stage, step, row);
+            advance<S::STAGES>(p);
         }
+        step = 0;
+        tile += gridDim.x;
+        row = (int32_t)(tile / w.columns) * S::ROWS;
+        column = (int32_t)(tile % w.columns) * S::COLUMNS;
     }
 }
 
@@ -308,7 +411,7 @@ __device__ __forceinline__ void fetch_all(const linear_args *a, const work &w, c
 
 template <typename T, typename S>
 __device__ __forceinline__ void multiply_tile(const work &w, const ring &r, int group, place &p,
-                                              float (&c)[S::BLOCKS][S::SUMS])
+                                              float (&c)[S::SUMS])
 {
     const bool tells = threadIdx.x % 32 == 0;
     int32_t before = -1; /* the stage of the step before */
@@ -316,35 +419,30 @@ __device__ __forceinline__ void multiply_tile(const work &w, const ring &r, int 
         uint32_t stage = r.stages + (uint32_t)p.stage * S::STAGE_BYTES;
         barrier_wait(r.full + (uint32_t)p.stage * 8, p.parity);
         uint64_t x = describe(stage + (uint32_t)group * S::X_STEP);
-        uint64_t weights = describe(stage + S::MATRIX_BYTES + (uint32_t)group * S::WEIGHTS_STEP);
+        uint64_t weights = describe(stage + S::X_BYTES + (uint32_t)group * S::WEIGHTS_STEP);
         multiply_begin();
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++) {
             uint64_t at = (uint64_t)(k * 32 >> 4);
-#pragma unroll
-            for (int h = 0; h < S::BLOCKS; h++)
-                multiply_add<T>(c[h], x + h * (BLOCK_BYTES >> 4) + at, weights + at,
-                                step > 0 || k > 0);
+            multiply_add<T>(c, x + at, weights + at, step > 0 || k > 0);
         }
         multiply_commit();
         multiply_wait<1>(c);
         if (before >= 0 && tells)
             barrier_arrive(r.empty + (uint32_t)before * 8);
         before = p.stage;
-        advance<S::STAGES>(p, 1);
+        advance<S::STAGES>(p);
     }
-    if (S::IN_TURN && tells)
-        barrier_arrive(r.turn + (uint32_t)(1 - group) * 8);
     multiply_wait<0>(c);
     if (tells)
         barrier_arrive(r.empty + (uint32_t)before * 8);
 }
 
-/* Where a column of a warp's 16 rows of f32 lies: swizzled, so that neither writing pairs nor
- * reading fours meets in a bank. */
+/* Where a column of a warp's 16 rows of f32 lies: swizzled where the width is a multiple of the
+ * banks, so that neither writing pairs nor reading fours meets in one. */
 template <typename S> __device__ __forceinline__ uint32_t staged_at(int row, int column)
 {
-    return (uint32_t)(row * S::COLUMNS + (column ^ (row & 3) * 8)) * 4;
+    return (uint32_t)(row * S::WIDTH + (S::IN_COLUMN ? column ^ (row & 3) * 8 : column)) * 4;
 }
 
 /* 16 rows of this warp, from the registers of its lanes. */
@@ -353,7 +451,7 @@ __device__ __forceinline__ void stage_rows(uint32_t to, const float (&c)[S::SUMS
 {
     const int lane = (int)threadIdx.x % 32, row = lane / 4;
 #pragma unroll
-    for (int g = 0; g < S::COLUMNS / 8; g++) {
+    for (int g = 0; g < S::WIDTH / 8; g++) {
         const int column = g * 8 + lane % 4 * 2;
         asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + staged_at<S>(row, column)),
                      "f"(c[4 * g]), "f"(c[4 * g + 1])
@@ -398,27 +496,25 @@ __device__ __noinline__ void finish_slowly(const linear_args *a, uint32_t from, 
     }
 }
 
-/* Pieces of four columns that a lane finishes at once, each ROWS rows further. */
-constexpr int TOGETHER = 4;
 enum { NO_RESIDUAL = -1 }; /* beside the types */
 
-template <int ACTIVATION>
-__device__ __forceinline__ void activate_all(const linear_args *a, float (&y)[TOGETHER * 4])
+template <int ACTIVATION, int N>
+__device__ __forceinline__ void activate_all(const linear_args *a, float (&y)[N])
 {
     if (ACTIVATION == 0)
         return;
     bool is_near = ACTIVATION > 0;
 #pragma unroll
-    for (int i = 0; i < TOGETHER * 4; i++)
+    for (int i = 0; i < N; i++)
         is_near = is_near && fabsf(y[i]) <= 8.0f;
     if (!is_near) {
 #pragma unroll
-        for (int i = 0; i < TOGETHER * 4; i++)
+        for (int i = 0; i < N; i++)
             y[i] = activate_far(a->activation, y[i]);
         return;
     }
 #pragma unroll
-    for (int first = 0; first < TOGETHER * 4; first += near::WIDE) {
+    for (int first = 0; first < N; first += near::WIDE) {
         near::real x;
 #pragma unroll
         for (int i = 0; i < near::WIDE; i++)
@@ -430,16 +526,44 @@ __device__ __forceinline__ void activate_all(const linear_args *a, float (&y)[TO
     }
 }
 
-/* The residual of TOGETHER pieces; the last of count rows stands for those past it. */
+/* A warp's 16 staged rows: count live ones from row on, columns from column on. bias: of a lane's
+ * pieces, where they lie in a column. */
+struct part {
+    uint32_t staged;
+    int32_t count;
+    int64_t row, column;
+    float4 bias;
+};
+
+/* Row and column of a lane's i-th piece among them. */
+template <typename S> __device__ __forceinline__ int32_t row_of(int i)
+{
+    return ((int)threadIdx.x % 32 + 32 * i) / S::LANES;
+}
+template <typename S> __device__ __forceinline__ int32_t column_of(int i)
+{
+    return ((int)threadIdx.x % 32 + (S::IN_COLUMN ? 0 : 32 * i)) % S::LANES * 4;
+}
+
+/* The bias of four columns, zeros past the last. */
+__device__ __forceinline__ float4 bias_at(const linear_args *a, int64_t column)
+{
+    return column < a->out_features ? *(const float4 *)(a->bias + column)
+                                    : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+}
+
+/* The residual of TOGETHER pieces from the i-th on; the last of count rows stands for those past
+ * it, and 0 for columns past the last. */
 template <typename T, typename S, int RESIDUAL>
-__device__ __forceinline__ void get_residual(const linear_args *a, int64_t row, int32_t first,
-                                             int32_t count, int64_t column,
-                                             float (&y)[TOGETHER * 4])
+__device__ __forceinline__ void get_residual(const linear_args *a, const part &p, int first,
+                                             float (&y)[S::TOGETHER * 4])
 {
 #pragma unroll
-    for (int i = 0; i < TOGETHER; i++) {
-        const int32_t own = first + i * S::ROWS;
-        const int64_t at = (row + (own < count ? own : count - 1)) * a->residual_stride + column;
+    for (int i = 0; i < S::TOGETHER; i++) {
+        const int32_t own = row_of<S>(first + i);
+        const int64_t column = p.column + column_of<S>(first + i);
+        const int64_t at = (p.row + (own < p.count ? own : p.count - 1)) * a->residual_stride +
+                           (S::IN_COLUMN || column < a->out_features ? column : p.column);
         if (RESIDUAL == MST_CUDA_LINEAR_F32) {
             const float4 all = *(const float4 *)((const float *)a->residual + at);
             y[4 * i] = all.x, y[4 * i + 1] = all.y, y[4 * i + 2] = all.z, y[4 * i + 3] = all.w;
@@ -453,71 +577,65 @@ __device__ __forceinline__ void get_residual(const linear_args *a, int64_t row, 
 }
 
 template <typename T, typename S, int OUT>
-__device__ __forceinline__ void put_results(const linear_args *a, int64_t row, int32_t first,
-                                            int32_t count, int64_t column,
-                                            const float (&y)[TOGETHER * 4])
+__device__ __forceinline__ void put_results(const linear_args *a, const part &p, int first,
+                                            const float (&y)[S::TOGETHER * 4])
 {
 #pragma unroll
-    for (int i = 0; i < TOGETHER; i++) {
-        const int32_t own = first + i * S::ROWS;
-        const int64_t at = (row + own) * a->out_stride + column;
+    for (int i = 0; i < S::TOGETHER; i++) {
+        const int32_t own = row_of<S>(first + i);
+        const int64_t column = p.column + column_of<S>(first + i);
+        const int64_t at = (p.row + own) * a->out_stride + column;
+        const bool lies = own < p.count && (S::IN_COLUMN || column < a->out_features);
         if (OUT == MST_CUDA_LINEAR_F32) {
-            if (own < count)
+            if (lies)
                 *(float4 *)((float *)a->out + at) =
                     make_float4(y[4 * i], y[4 * i + 1], y[4 * i + 2], y[4 * i + 3]);
         } else {
             const uint2 all =
                 make_uint2(pack<T>(y[4 * i], y[4 * i + 1]), pack<T>(y[4 * i + 2], y[4 * i + 3]));
-            if (own < count)
+            if (lies)
                 *(uint2 *)((uint16_t *)a->out + at) = all;
         }
     }
 }
 
-/* A warp's 16 staged rows as one lane has them: four columns, and the rows first, first + ROWS, ...
- * of count live ones; row is that of the first of the 16. */
-struct part {
-    uint32_t staged;
-    int32_t first, count;
-    int64_t row, column;
-    float4 bias;
-};
-
 /* Bias, activation, residual, a store. */
 template <typename T, typename S, int ACTIVATION, int RESIDUAL, int OUT>
 __device__ __forceinline__ void finish_rows(const linear_args *a, const part &p)
 {
-    constexpr int STEP = TOGETHER * S::ROWS;
-    float more[TOGETHER * 4], next[TOGETHER * 4];
-    get_residual<T, S, RESIDUAL>(a, p.row, p.first, p.count, p.column, next);
+    constexpr int N = S::TOGETHER * 4;
+    float more[N], next[N];
+    get_residual<T, S, RESIDUAL>(a, p, 0, next);
 #pragma unroll 1
-    for (int first = p.first; first < p.count; first += STEP) {
-        float y[TOGETHER * 4];
+    for (int first = 0; first < S::PIECES && row_of<S>(first) < p.count; first += S::TOGETHER) {
+        float y[N];
         if (RESIDUAL != NO_RESIDUAL) {
 #pragma unroll
-            for (int i = 0; i < TOGETHER * 4; i++)
+            for (int i = 0; i < N; i++)
                 more[i] = next[i];
-            if (first + STEP < p.count)
-                get_residual<T, S, RESIDUAL>(a, p.row, first + STEP, p.count, p.column, next);
+            if (first + S::TOGETHER < S::PIECES)
+                get_residual<T, S, RESIDUAL>(a, p, first + S::TOGETHER, next);
         }
 #pragma unroll
-        for (int i = 0; i < TOGETHER; i++) {
+        for (int i = 0; i < S::TOGETHER; i++) {
+            const int32_t row = row_of<S>(first + i) < 16 ? row_of<S>(first + i) : 15;
             float *to = y + 4 * i;
             asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                          : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
-                         : "r"(p.staged +
-                               staged_at<S>(first + i * S::ROWS, (int)threadIdx.x % S::LANES * 4)));
+                         : "r"(p.staged + staged_at<S>(row, column_of<S>(first + i))));
         }
 #pragma unroll
-        for (int i = 0; i < TOGETHER; i++) {
-            y[4 * i] = y[4 * i] + p.bias.x, y[4 * i + 1] = y[4 * i + 1] + p.bias.y;
-            y[4 * i + 2] = y[4 * i + 2] + p.bias.z, y[4 * i + 3] = y[4 * i + 3] + p.bias.w;
+        for (int i = 0; i < S::TOGETHER; i++) {
+            const float4 bias =
+                S::IN_COLUMN ? p.bias : bias_at(a, p.column + column_of<S>(first + i));
+            y[4 * i] = y[4 * i] + bias.x, y[4 * i + 1] = y[4 * i + 1] + bias.y;
+            y[4 * i + 2] = y[4 * i + 2] + bias.z, y[4 * i + 3] = y[4 * i + 3] + bias.w;
         }
         activate_all<ACTIVATION>(a, y);
 #pragma unroll
-        for (int i = 0; i < TOGETHER * 4 && RESIDUAL != NO_RESIDUAL; i++)
+        for (int i = 0; i < N && RESIDUAL != NO_RESIDUAL; i++)
             y[i] = y[i] + more[i];
-        put_results<T, S, OUT>(a, p.row, first, p.count, p.column, y);
+        put_results<T, S, OUT>(a, p, first, y);
     }
 }
 
@@ -544,14 +662,15 @@ __device__ __forceinline__ void finish_with(const linear_args *a, const part &p)
 template <typename T, typename S>
 __device__ __forceinline__ void finish_part(const linear_args *a, const part &p)
 {
-    const bool whole =
-        p.column + 4 <= a->out_features && (a->residual == 0 || a->residual_vector != 0);
-    if (p.first >= p.count || p.column >= a->out_features)
+    const bool whole = (S::IN_COLUMN ? p.column + column_of<S>(0) + 4 <= a->out_features
+                                     : a->out_features % 4 == 0 && p.column < a->out_features) &&
+                       (a->residual == 0 || a->residual_vector != 0);
+    if (p.count <= 0 || (S::IN_COLUMN && p.column + column_of<S>(0) >= a->out_features))
         return;
     if (!whole) {
-        for (int i = p.first; i < p.count; i += S::ROWS)
-            finish_slowly<T>(a, p.staged + staged_at<S>(i, (int)threadIdx.x % S::LANES * 4),
-                             p.row + i, p.column);
+        for (int i = 0; i < S::PIECES && row_of<S>(i) < p.count; i++)
+            finish_slowly<T>(a, p.staged + staged_at<S>(row_of<S>(i), column_of<S>(i)),
+                             p.row + row_of<S>(i), p.column + column_of<S>(i));
     } else if (a->activation == 0) {
         finish_with<T, S, 0>(a, p);
     } else if (a->activation == far::GELU && a->residual == 0) {
@@ -565,46 +684,32 @@ __device__ __forceinline__ void finish_part(const linear_args *a, const part &p)
 
 template <typename T, typename S>
 __device__ __forceinline__ void finish_tile(const linear_args *a, const work &w, uint32_t staged,
-                                            int group, int64_t tile,
-                                            const float (&c)[S::BLOCKS][S::SUMS])
+                                            int group, int64_t tile, const float (&c)[S::SUMS])
 {
-    const int warp = (int)threadIdx.x % GROUP / 32, lane = (int)threadIdx.x % 32;
+    const int warp = (int)threadIdx.x % GROUP / 32;
     part p;
-    p.column = tile % w.columns * S::TILE + group * S::COLUMN_STEP + lane % S::LANES * 4;
-    p.staged = staged + (uint32_t)(warp * 16 * S::COLUMNS * 4);
-    p.first = lane / S::LANES;
-    p.bias = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (p.column < a->out_features)
-        p.bias = *(const float4 *)(a->bias + p.column);
-#pragma unroll
-    for (int h = 0; h < S::BLOCKS; h++) {
-        p.row = tile / w.columns * S::TILE + group * S::ROW_STEP + h * 64 + warp * 16;
-        p.count = w.rows - p.row < 16 ? (int32_t)(w.rows - p.row) : 16;
-        __syncwarp();
-        stage_rows<S>(p.staged, c[h]);
-        __syncwarp();
-        finish_part<T, S>(a, p);
-    }
+    p.column = tile % w.columns * S::COLUMNS + group * S::COLUMN_STEP;
+    p.row = tile / w.columns * S::ROWS + group * S::ROW_STEP + warp * 16;
+    p.count = w.rows - p.row < 16 ? (int32_t)(w.rows - p.row) : 16;
+    p.staged = staged + (uint32_t)(warp * 16 * S::WIDTH * 4);
+    if (S::IN_COLUMN)
+        p.bias = bias_at(a, p.column + column_of<S>(0));
+    __syncwarp();
+    stage_rows<S>(p.staged, c);
+    __syncwarp();
+    finish_part<T, S>(a, p);
 }
 
-/* A group's tiles: every second one of the block, or its part of each. */
+/* A group's rows of the block's tiles. */
 template <typename T, typename S>
-__device__ __forceinline__ void multiply_all(const linear_args *a, const work &w, const ring &r,
-                                             uint32_t staged, int group)
+__device__ __forceinline__ void multiply_all(const linear_args *a, const ring &r, uint32_t staged,
+                                             int group)
 {
+    const work w = live_work<S>(a);
     place p = {0, 0};
-    uint32_t parity = (uint32_t)(1 - group); /* the first turn is group 0's without a word */
-    float c[S::BLOCKS][S::SUMS];
-    if (S::IN_TURN && group == 1)
-        advance<S::STAGES>(p, w.steps);
-    for (int64_t tile = blockIdx.x + (S::IN_TURN ? group * (int64_t)gridDim.x : 0); tile < w.tiles;
-         tile += (S::IN_TURN ? 2 : 1) * (int64_t)gridDim.x) {
-        if (S::IN_TURN)
-            barrier_wait(r.turn + (uint32_t)group * 8, parity);
-        parity ^= 1;
+    float c[S::SUMS];
+    for (int64_t tile = blockIdx.x; tile < w.tiles; tile += gridDim.x) {
         multiply_tile<T, S>(w, r, group, p, c);
-        if (S::IN_TURN)
-            advance<S::STAGES>(p, w.steps);
         finish_tile<T, S>(a, w, staged, group, tile, c);
     }
 }
@@ -614,42 +719,42 @@ template <typename T, typename S> __device__ __forceinline__ void run(const line
     extern __shared__ unsigned char shared[];
     uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
     ring r;
+    let_others_begin();
     r.stages = (address + 1023) / 1024 * 1024;
     const uint32_t staged = r.stages + MST_CUDA_LINEAR_RING_BYTES;
     r.full = staged + MST_CUDA_LINEAR_STAGED_BYTES;
     r.empty = r.full + S::STAGES * 8;
-    r.turn = r.empty + S::STAGES * 8;
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::STAGES; i++) {
             barrier_init(r.full + i * 8, 1);
-            barrier_init(r.empty + i * 8, (S::IN_TURN ? 1 : 2) * GROUP / 32);
+            barrier_init(r.empty + i * 8, 2 * GROUP / 32);
         }
-        for (int i = 0; i < 2; i++)
-            barrier_init(r.turn + i * 8, GROUP / 32);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    const work w = work_of(a, S::TILE);
     const int group = (int)threadIdx.x / GROUP;
     if (group == 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == 2 * GROUP)
-            fetch_all<S>(a, w, r);
+        if (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0) == 2 * GROUP / 32 && is_elected())
+            fetch_all<S>(a, r);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        multiply_all<T, S>(a, w, r, staged + (uint32_t)group * (MST_CUDA_LINEAR_STAGED_BYTES / 2),
+        wait_for_others();
+        multiply_all<T, S>(a, r, staged + (uint32_t)group * (MST_CUDA_LINEAR_STAGED_BYTES / 2),
                            group);
     }
 }
 
 template <typename T> __device__ __forceinline__ void run_shared(const linear_args *a)
 {
-    if (a->sharing == MST_CUDA_LINEAR_IN_TURN)
-        run<T, sizes<MST_CUDA_LINEAR_IN_TURN>>(a);
-    else if (a->sharing == MST_CUDA_LINEAR_HALVES)
-        run<T, sizes<MST_CUDA_LINEAR_HALVES>>(a);
-    else
-        run<T, sizes<MST_CUDA_LINEAR_SMALL>>(a);
+    switch (a->sharing) {
+#define MST_RUN(NAME, ROWS, COLUMNS) \
+    case MST_CUDA_LINEAR_##NAME: \
+        run<T, sizes<MST_CUDA_LINEAR_##NAME>>(a); \
+        break;
+        MST_CUDA_LINEAR_SHARINGS(MST_RUN)
+#undef MST_RUN
+    }
 }
 
 } // namespace

@@ -78,7 +78,7 @@ const char *simt_linear(const mst_cuda_linear_args *a, bool is_bf16)
     if ((int64_t)x.columns != a->in_features || (int64_t)x.rows != a->num_rows ||
         w.columns != x.columns || (int64_t)w.rows != a->out_features)
         return "the matrices of a product are not those of its maps";
-    if (a->sharing < MST_CUDA_LINEAR_IN_TURN || a->sharing > MST_CUDA_LINEAR_SMALL)
+    if (a->sharing < 0 || a->sharing >= MST_CUDA_LINEAR_NUM_SHARINGS)
         return "the work of a product is not shared in a known way";
     if ((uintptr_t)a->out % 16 != 0 || a->out_stride * (out_f32 ? 4 : 2) % 16 != 0)
         return "the result of a product is not aligned";

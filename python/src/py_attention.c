@@ -363,13 +363,13 @@ static PyObject *run_into_new(mstc_state *state, mstc_attention *self, PyObject 
     PyObject *made = mstc_output_new(state, q, &inputs[0].view, self->dtype, zero, 3, shape, &view);
     if (made == NULL)
         return NULL;
-    if (mstc_session_keep(state, (PyObject *)self, NULL) < 0 ||
+    const mstar_tensor out = mstc_view_tensor(&view, self->dtype);
+    if (mstc_session_keep(state, (PyObject *)self, NULL) < 0 || mstc_session_wrote(&out) < 0 ||
         mstc_session_keep(state, made, view.data) < 0) {
         mstc_view_drop(&view);
         Py_DECREF(made);
         return NULL;
     }
-    const mstar_tensor out = mstc_view_tensor(&view, self->dtype);
     mstar_status status;
     mstc_lock(self->lock);
     Py_BEGIN_ALLOW_THREADS status = run_inputs(self, stream, inputs, &out);

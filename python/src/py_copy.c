@@ -115,6 +115,14 @@ PyObject *mstc_tensor_copy(mstc_state *state, const mstc_view *view, const char 
     mstar_dtype from;
     if (mstc_view_dtype(view, name, &from) < 0)
         return NULL;
+    const mstc_session *session = mstc_session_now();
+    if (session != NULL && session->capturing && view->device_type == MSTAR_DEVICE_CPU) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s is copied inside a forward that is recorded, and a replay would not copy "
+                     "it again",
+                     name);
+        return NULL;
+    }
     const mstar_dtype to = dtype < 0 ? from : (mstar_dtype)dtype;
     const bool on_cpu = place->kind == MSTAR_DEVICE_CPU;
     const mstar_tensor compact = mstar_tensor_make(NULL, from, view->rank, view->shape);

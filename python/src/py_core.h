@@ -191,6 +191,10 @@ PyObject *mstc_output_finish(mstc_state *state, PyObject *like, PyObject *made);
  * work to, whether that is recorded, and what a callback has raised. Lies on the caller's stack;
  * a region inside a forward has a session of its own inside the forward's.
  */
+typedef struct mstc_range {
+    uintptr_t begin, end;
+} mstc_range;
+
 typedef struct mstc_session {
     struct mstc_session *outer;
     mstar_stream *stream;                     /* of the forward in hand; NULL: none */
@@ -198,6 +202,8 @@ typedef struct mstc_session {
     mstc_pool *pool;                          /* where new tensors come from; NULL: fresh memory */
     const mstar_tensors *inputs;              /* of the forward: memory that outlives its capture */
     PyObject *driver;                         /* _owns(address): memory of its own pools */
+    mstc_range *written; /* by operations of the forward in hand: only on the CPU under a lease */
+    size_t num_written, written_capacity;
     bool capturing;
     PyObject *keep; /* list of what a capture reads, which must outlive it */
     PyObject
@@ -220,6 +226,10 @@ bool mstc_session_is_over(void);
 /* An object that work refers to stays alive as long as what is being captured. data: its memory, or
  * NULL; static inputs need no keeping. */
 int mstc_session_keep(mstc_state *state, PyObject *object, const void *data);
+/* An operation writes to this tensor, and to its memory alone. */
+int mstc_session_wrote(const mstar_tensor *out);
+/* Whether a replay finds today's contents there: a static input's, or an operation's output's. */
+bool mstc_session_is_recorded(const void *data);
 /*
  * The stream for an operation: the forward's; else, on the CPU, one that nobody else uses
  * meanwhile, and on a GPU the one that like's framework works on now (like NULL: torch's or

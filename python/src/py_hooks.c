@@ -252,6 +252,44 @@ static PyObject *keeper_of(const mstar_named_tensor *item, PyObject *base, PyObj
     return holder != NULL && mstc_held(holder)->data == item->tensor.data ? holder : base;
 }
 
+static int check_constant(PyObject *constants, PyObject *key, const char *name,
+                          const mstar_tensor *tensor, PyObject *holder)
+{
+    PyObject *before = PyDict_GetItemWithError(constants, key);
+    if (before == NULL)
+        return PyErr_Occurred() != NULL ? -1 : PyDict_SetItem(constants, key, holder);
+    if (mstc_held(before)->data == tensor->data)
+        return 0;
+    PyErr_Format(PyExc_ValueError,
+                 "result '%s' is not made by an operation that is recorded, and a replay would not "
+                 "make it again: on the CPU a forward is made of mstarc.ops and of attention",
+                 name);
+    return -1;
+}
+
+int mstc_results_check(PyObject **constants, const mstar_tensors *results, PyObject *holders,
+                       int64_t bs, int64_t num_tokens)
+{
+    if (*constants == NULL && (*constants = PyDict_New()) == NULL)
+        return -1;
+    int result = 0;
+    for (int64_t i = 0; i < results->count && result == 0; i++) {
+        const mstar_tensor *tensor = &results->items[i].tensor;
+        const char *name = results->items[i].name;
+        bool empty = false;
+        for (int dim = 0; dim < tensor->rank; dim++)
+            empty = empty || tensor->shape[dim] == 0;
+        if (empty || mstc_session_is_recorded(tensor->data))
+            continue;
+        PyObject *key = Py_BuildValue("(sLL)", name, (long long)bs, (long long)num_tokens);
+        result = key == NULL ? -1
+                             : check_constant(*constants, key, name, tensor,
+                                              PyDict_GetItemString(holders, name));
+        Py_XDECREF(key);
+    }
+    return result;
+}
+
 PyObject *mstc_tensors_dict(mstc_state *state, const mstar_tensors *tensors, PyObject *base,
                             PyObject *holders)
 {

@@ -33,6 +33,15 @@ PyObject *mstc_tensors_take(mstc_state *state, PyObject *arrays, const mstc_plac
 PyObject *mstc_tensors_dict(mstc_state *state, const mstar_tensors *tensors, PyObject *base,
                             PyObject *holders);
 
+/*
+ * On the CPU, under a lease: results of a forward that no operation writes, nor are static inputs.
+ * A replay would hand out today's contents: they may be where they were in the forward of that size
+ * before, as constants are, which *constants keeps alive; elsewhere they are refused by name. -1
+ * with an exception.
+ */
+int mstc_results_check(PyObject **constants, const mstar_tensors *results, PyObject *holders,
+                       int64_t bs, int64_t num_tokens);
+
 /* Objects with input_seq_len as records that borrow them. Freed with PyMem_Free. */
 mstar_node_input *mstc_inputs_take(PyObject *list, int64_t *count);
 /* The objects behind records, a new list. */

@@ -63,7 +63,9 @@ int mstc_op_output(mstc_op *op, PyObject *given, PyObject *like, const mstc_view
     if (op->out == NULL)
         return -1;
     op->out_tensor = mstc_view_tensor(&op->out_view, dtype);
-    return mstc_session_keep(op->state, op->out, op->out_view.data);
+    return mstc_session_wrote(&op->out_tensor) < 0
+               ? -1
+               : mstc_session_keep(op->state, op->out, op->out_view.data);
 }
 
 mstar_status mstc_op_pack(mstc_op *op)

@@ -16,6 +16,7 @@ typedef struct mstc_region {
     PyObject *recorded;  /* set of (bs, tokens): what the prepare or capture in hand has recorded */
     PyObject *keep;      /* list: what captures read beside them */
     PyObject *outputs;   /* {name: holder} of the latest run of the region's code */
+    PyObject *constants; /* until all is captured: results that no operation makes; or NULL */
     mstc_pool *pool;
     mstar_piecewise_config *config;
     mstar_stream *stream;
@@ -107,8 +108,12 @@ static int run_region(mstc_region *self, const mstar_piecewise_call_inputs *call
             PyObject_CallMethod(self->driver, "_capture", "OiO", given, (int)capturing, inputs);
     PyObject *holders =
         arrays == NULL ? NULL : mstc_tensors_take(self->state, arrays, NULL, outputs);
+    const mstar_bucket_key *bucket = &call->engine_inputs->lease->key;
     int result = holders == NULL ? -1 : 0;
-    if (holders != NULL && capturing)
+    if (result == 0 && self->place.kind == MSTAR_DEVICE_CPU)
+        result =
+            mstc_results_check(&self->constants, outputs, holders, bucket->bs, bucket->num_tokens);
+    if (result == 0 && capturing)
         result = PyList_Append(self->keep, holders);
     self->outputs = holders;
     Py_XDECREF(arrays);
@@ -128,6 +133,7 @@ static mstar_status capture_fn(void *user, const mstar_piecewise_call_inputs *ca
     mstar_status status = MSTAR_CANCELLED;
     if (self->driver != NULL && !mstc_session_is_over()) {
         session->stream = self->stream;
+        session->num_written = 0;
         session->num_tokens = call->num_tokens;
         session->num_requests = call->num_requests;
         session->capturing = capturing;
@@ -336,6 +342,7 @@ static int region_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->buffers);
     Py_VISIT(self->keep);
     Py_VISIT(self->outputs);
+    Py_VISIT(self->constants);
     return 0;
 }
 
@@ -348,6 +355,7 @@ static int region_clear(PyObject *object)
     Py_CLEAR(self->recorded);
     Py_CLEAR(self->keep);
     Py_CLEAR(self->outputs);
+    Py_CLEAR(self->constants);
     return 0;
 }
 
@@ -410,7 +418,10 @@ static PyObject *region_prepare(PyObject *object, PyObject *unused)
 static PyObject *region_capture(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    return collecting((mstc_region *)object, mstar_region_runner_capture);
+    mstc_region *self = (mstc_region *)object;
+    PyObject *failures = collecting(self, mstar_region_runner_capture);
+    Py_CLEAR(self->constants);
+    return failures;
 }
 
 /* can_run(bs, num_tokens or -1): "none", or why not. */

@@ -17,6 +17,7 @@ typedef struct mstc_runner {
     PyObject *keep;      /* list: what captures read */
     PyObject *staged;    /* {name: holder} of the latest preprocess */
     PyObject *outputs;   /* {name: holder} of the latest forward, until it is handed out */
+    PyObject *constants; /* until all is captured: results that no operation makes; or NULL */
     mstc_pool *pool;
     mstc_config *configs;
     Py_ssize_t num_configs;
@@ -92,7 +93,10 @@ static int take_outputs(mstc_runner *self, const mstar_frame *frame, PyObject *a
     PyObject *holders = mstc_tensors_take(self->state, arrays, NULL, outputs);
     if (holders == NULL)
         return -1;
-    if (frame->capturing && PyList_Append(self->keep, holders) < 0) {
+    const bool checked = frame->context->lease != NULL && self->place.kind == MSTAR_DEVICE_CPU;
+    if ((checked && mstc_results_check(&self->constants, outputs, holders, frame->size.bs,
+                                       frame->size.num_tokens) < 0) ||
+        (frame->capturing && PyList_Append(self->keep, holders) < 0)) {
         Py_DECREF(holders);
         return -1;
     }
@@ -129,6 +133,7 @@ static mstar_status forward(void *user, const mstar_frame *frame, mstar_tensors 
     mstar_status status = MSTAR_CANCELLED;
     if (self->driver != NULL && !mstc_session_is_over()) {
         session->stream = frame->stream;
+        session->num_written = 0;
         session->num_tokens = frame->num_tokens;
         session->num_requests = frame->num_requests;
         session->capturing = frame->capturing != 0;
@@ -277,6 +282,7 @@ static int runner_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->keep);
     Py_VISIT(self->staged);
     Py_VISIT(self->outputs);
+    Py_VISIT(self->constants);
     for (Py_ssize_t i = 0; i < self->num_configs; i++) {
         Py_VISIT(self->configs[i].make);
         Py_VISIT(self->configs[i].layout);
@@ -293,6 +299,7 @@ static int runner_clear(PyObject *object)
     Py_CLEAR(self->keep);
     Py_CLEAR(self->staged);
     Py_CLEAR(self->outputs);
+    Py_CLEAR(self->constants);
     return 0;
 }
 
@@ -355,7 +362,10 @@ static PyObject *runner_prepare(PyObject *object, PyObject *unused)
 static PyObject *runner_capture(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    return collecting((mstc_runner *)object, mstar_graph_runner_capture);
+    mstc_runner *self = (mstc_runner *)object;
+    PyObject *failures = collecting(self, mstar_graph_runner_capture);
+    Py_CLEAR(self->constants);
+    return failures;
 }
 
 /* (walk, key info or None, handles, inputs or None, eager) */

@@ -26,6 +26,7 @@ void mstc_session_begin(mstc_session *session)
 int mstc_session_end(mstc_session *session, mstar_status status)
 {
     innermost = session->outer;
+    PyMem_Free(session->written);
     if (session->error_type != NULL) {
         PyErr_Restore(session->error_type, session->error_value, session->error_trace);
         return -1;
@@ -105,20 +106,55 @@ bool mstc_session_is_over(void)
     return innermost == NULL || innermost->error_type != NULL;
 }
 
+/* Bytes from element 0 to behind the last one. */
+static size_t extent(const mstar_tensor *tensor)
+{
+    size_t last = 0;
+    for (int dim = 0; dim < tensor->rank; dim++)
+        last +=
+            tensor->shape[dim] > 0 ? (size_t)((tensor->shape[dim] - 1) * tensor->strides[dim]) : 0;
+    return (last + 1) * mstar_dtype_bytes(tensor->dtype);
+}
+
 /* Whether memory is a static input's. */
 static bool is_static(const mstc_session *session, const void *data)
 {
     for (int64_t i = 0; session->inputs != NULL && i < session->inputs->count; i++) {
         const mstar_tensor *input = &session->inputs->items[i].tensor;
-        size_t last = 0;
-        for (int dim = 0; dim < input->rank; dim++)
-            last +=
-                input->shape[dim] > 0 ? (size_t)((input->shape[dim] - 1) * input->strides[dim]) : 0;
-        const size_t bytes = (last + 1) * mstar_dtype_bytes(input->dtype);
-        if ((uintptr_t)data - (uintptr_t)input->data < bytes)
+        if ((uintptr_t)data - (uintptr_t)input->data < extent(input))
             return true;
     }
     return false;
+}
+
+int mstc_session_wrote(const mstar_tensor *out)
+{
+    mstc_session *session = innermost;
+    if (session == NULL || session->pool == NULL || mstc_pool_device(session->pool) != NULL)
+        return 0;
+    if (session->num_written == session->written_capacity) {
+        const size_t capacity = session->written_capacity * 2 + 16;
+        mstc_range *grown = PyMem_Realloc(session->written, capacity * sizeof *grown);
+        if (grown == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        session->written = grown;
+        session->written_capacity = capacity;
+    }
+    const uintptr_t begin = (uintptr_t)out->data;
+    session->written[session->num_written++] = (mstc_range){begin, begin + extent(out)};
+    return 0;
+}
+
+bool mstc_session_is_recorded(const void *data)
+{
+    const mstc_session *session = innermost;
+    const uintptr_t address = (uintptr_t)data;
+    for (size_t i = 0; i < session->num_written; i++)
+        if (address >= session->written[i].begin && address < session->written[i].end)
+            return true;
+    return is_static(session, data);
 }
 
 /* Whether memory is of the driver's own pools, as another framework cut it; -1 with an exception.

@@ -128,8 +128,26 @@ const mst_cuda_kernel *mst_cuda_linear_kernel_of(mstar_dtype dtype)
     return &kernels[MST_CUDA_ROW_OPS + (dtype == MSTAR_DTYPE_F16)];
 }
 
-/* Compute capability, times ten, from which on a kernel can wait for the one before it. */
+/* From which on a kernel can wait for the one before it, in graphs too: compute capability times
+ * ten, and driver. */
 #define WAITS_FROM 90
+#define WAITS_FROM_DRIVER 12030
+
+/* PTX of an older card, compiled for this one, does not wait. */
+static mstar_status find_overlap(const mst_cuda *cuda, const mst_cuda_kernel *kernel, void *handle,
+                                 bool *overlaps)
+{
+    const mst_cuda_driver *driver = cuda->driver;
+    int ptx = 0, version = 0;
+    *overlaps = false;
+    if (!kernel->waits || cuda->major < WAITS_FROM / 10)
+        return MSTAR_OK;
+    MST_TRY(mst_cuda_check(driver, driver->driver_version(&version), kernel->symbol));
+    MST_TRY(mst_cuda_check(
+        driver, driver->function_get(&ptx, MST_CUDA_FUNCTION_PTX_VERSION, handle), kernel->symbol));
+    *overlaps = ptx >= WAITS_FROM && version >= WAITS_FROM_DRIVER;
+    return MSTAR_OK;
+}
 
 static mstar_status load_function(mst_cuda *cuda, const mst_cuda_kernel *kernel,
                                   mst_cuda_function *function)
@@ -150,14 +168,8 @@ static mstar_status load_function(mst_cuda *cuda, const mst_cuda_kernel *kernel,
         MST_TRY(mst_cuda_check(
             driver, driver->function_set(handle, MST_CUDA_FUNCTION_CARVEOUT, 100), kernel->symbol));
     }
-    bool overlaps = false;
-    if (kernel->waits && cuda->major >= WAITS_FROM / 10) {
-        int version = 0; /* PTX of an older card, compiled for this one, does not wait */
-        MST_TRY(mst_cuda_check(
-            driver, driver->function_get(&version, MST_CUDA_FUNCTION_PTX_VERSION, handle),
-            kernel->symbol));
-        overlaps = version >= WAITS_FROM;
-    }
+    bool overlaps;
+    MST_TRY(find_overlap(cuda, kernel, handle, &overlaps));
     int blocks = 0;
     MST_TRY(mst_cuda_check(
         driver,
@@ -236,8 +248,8 @@ mstar_status mst_cuda_query_kernel(const mstar_device *device, int32_t index,
         info->dtype = "any";
         info->reason = mst_cuda_of(device)->functions[index].overlaps
                            ? "one kernel for f32, bf16 and f16; begins while the one before ends"
-                           : "one kernel for f32, bf16 and f16; after the one before, as kernels "
-                             "that wait themselves are sm_90's";
+                           : "one kernel for f32, bf16 and f16; begins after the one before: to "
+                             "wait itself it needs sm_90 and driver 12.3";
         return MSTAR_OK;
     }
     info->dtype = mstar_dtype_name(kernels[index].dtype);

@@ -69,6 +69,15 @@ mst_key_range mst_attn_visible(int64_t lq, int64_t lk, int64_t row_begin, int64_
 
 /* ---- plan.c: the work list ------------------------------------------------------------------- */
 
+/* How the segments of one pair of lengths are cut. */
+typedef struct mst_attn_cut {
+    int32_t lq, lk;      /* 0, 0: nothing known yet */
+    int32_t rows, heads; /* of a tile */
+    int32_t tiles, groups;
+    int16_t classes[2][2]; /* without a mask: of full tiles and of the last, [rows][heads] */
+} mst_attn_cut;
+#define MST_ATTN_KNOWN_CUTS 512
+
 typedef struct mst_attn_plan {
     /* Storage: one block. In graph mode it is taken once and the three addresses never change. */
     void *block;
@@ -81,6 +90,9 @@ typedef struct mst_attn_plan {
     int64_t num_segments, num_tokens, num_kv_tokens;
     bool causal;
     bool ready; /* something is planned: the caller's layout, or graph mode's priming */
+    /* A cut is a function of the wrapper and of two lengths, and lengths repeat, within a plan and
+       from plan to plan: what was cut last is kept by length. */
+    mst_attn_cut known[MST_ATTN_KNOWN_CUTS];
 } mst_attn_plan;
 
 /*
@@ -105,8 +117,9 @@ mstar_status mst_attn_plan_bytes(const mstar_device *device, const mst_attn_conf
 mstar_status mst_attn_plan_reserve(mst_attn_plan *plan, const mstar_device *device,
                                    const mst_attn_config *config);
 /*
- * Plans a checked layout. Fails only for want of memory (eager mode), and the former plan is then
- * still in force. In graph mode the layout may lie in the plan's own offset vectors.
+ * Plans a checked layout, always of the same device and config. Fails only for want of memory
+ * (eager mode), and the former plan is then still in force. In graph mode the layout may lie in the
+ * plan's own offset vectors.
  */
 mstar_status mst_attn_plan_make(mst_attn_plan *plan, const mstar_device *device,
                                 const mst_attn_config *config, const mst_attn_layout *layout,

@@ -20,18 +20,7 @@
 
 #include "attn/attn.h"
 
-/* How the segments of one pair of lengths are cut. */
-typedef struct segment_cut {
-    int32_t lq, lk;      /* 0, 0: nothing known yet */
-    int32_t rows, heads; /* of a tile */
-    int32_t tiles, groups;
-    int16_t classes[2][2]; /* without a mask: of full tiles and of the last, [rows][heads] */
-} segment_cut;
-enum { FULL, LAST };
-
-/* A tile is a function of the two lengths, and lengths repeat: what was cut last is kept by
- * length. */
-#define KNOWN_CUTS 256
+enum { FULL, LAST }; /* classes of a cut */
 
 /* One layout on its way to a work list. */
 typedef struct planner {
@@ -42,7 +31,7 @@ typedef struct planner {
     bool causal;
     bool masked;         /* some row may see less than all keys */
     mst_attn_tile fixed; /* the tile of every segment; rows 0: the backend names each one's */
-    segment_cut known[KNOWN_CUTS];
+    mst_attn_cut *known;
 } planner;
 
 /* Fixed cost of an item's rows (reading q, writing out), counted as so many keys. */
@@ -79,17 +68,17 @@ static int32_t class_of(const planner *p, int64_t num_rows, int64_t num_heads, i
     return mst_attn_cost_class(mst_attn_cost(num_rows, num_heads * p->group, keys));
 }
 
-static int32_t last_rows(const segment_cut *cut)
+static int32_t last_rows(const mst_attn_cut *cut)
 {
     return cut->lq - (cut->tiles - 1) * cut->rows;
 }
 
-static int32_t last_heads(const planner *p, const segment_cut *cut)
+static int32_t last_heads(const planner *p, const mst_attn_cut *cut)
 {
     return p->shape->num_kv_heads - (cut->groups - 1) * cut->heads;
 }
 
-static void make_cut(const planner *p, int32_t lq, int32_t lk, segment_cut *cut)
+static void make_cut(const planner *p, int32_t lq, int32_t lk, mst_attn_cut *cut)
 {
     mst_attn_tile tile = p->fixed;
     if (tile.rows == 0)
@@ -102,31 +91,29 @@ static void make_cut(const planner *p, int32_t lq, int32_t lk, segment_cut *cut)
     cut->groups = p->shape->num_kv_heads <= cut->heads
                       ? 1
                       : (int32_t)mst_ceil_div(p->shape->num_kv_heads, cut->heads);
-    if (p->masked)
-        return;
-    for (int rows = cut->tiles > 1 ? FULL : LAST; rows <= LAST; rows++)
-        for (int heads = cut->groups > 1 ? FULL : LAST; heads <= LAST; heads++)
-            cut->classes[rows][heads] =
-                (int16_t)class_of(p, rows == FULL ? cut->rows : last_rows(cut),
-                                  heads == FULL ? cut->heads : last_heads(p, cut), lk);
+    for (int rows = FULL; rows <= LAST; rows++)
+        for (int heads = FULL; heads <= LAST; heads++)
+            cut->classes[rows][heads] = (int16_t)class_of(
+                p, rows == FULL && cut->tiles > 1 ? cut->rows : last_rows(cut),
+                heads == FULL && cut->groups > 1 ? cut->heads : last_heads(p, cut), lk);
 }
 
 /* The cut of a segment; NULL for one without rows. Valid until the next call. */
-static inline const segment_cut *cut_of(planner *p, int64_t segment)
+static inline const mst_attn_cut *cut_of(planner *p, int64_t segment)
 {
     const mst_attn_layout *layout = p->layout;
     int32_t lq = layout->q_offsets[segment + 1] - layout->q_offsets[segment];
     int32_t lk = layout->kv_offsets[segment + 1] - layout->kv_offsets[segment];
     if (lq == 0)
         return NULL;
-    segment_cut *cut = &p->known[((uint32_t)lq + 31 * (uint32_t)(lk - lq)) % KNOWN_CUTS];
+    mst_attn_cut *cut = &p->known[((uint32_t)lq + 31 * (uint32_t)(lk - lq)) % MST_ATTN_KNOWN_CUTS];
     if (cut->lq != lq || cut->lk != lk)
         make_cut(p, lq, lk, cut);
     return cut;
 }
 
 /* Keys that rows [row, row + num_rows) see. */
-static inline mst_key_range keys_of(const planner *p, const segment_cut *cut, int64_t row,
+static inline mst_key_range keys_of(const planner *p, const mst_attn_cut *cut, int64_t row,
                                     int64_t num_rows)
 {
     if (!p->masked)
@@ -135,23 +122,23 @@ static inline mst_key_range keys_of(const planner *p, const segment_cut *cut, in
                             p->shape->window_right);
 }
 
-/* Counts a segment's items by class where no row is masked: all tiles but the last are alike. */
-static void count_alike(const segment_cut *cut, int64_t *classes)
+/* Counts a segment's items by class where no row is masked: all tiles but the last are alike. What
+ * is not there has a class too, and is counted 0 times: a branch would go either way. */
+static void count_alike(const mst_attn_cut *cut, int64_t *classes)
 {
     int64_t tiles = cut->tiles - 1, groups = cut->groups - 1;
     classes[cut->classes[LAST][LAST]]++;
-    if (tiles > 0)
-        classes[cut->classes[FULL][LAST]] += tiles;
-    if (groups > 0)
-        classes[cut->classes[LAST][FULL]] += groups;
-    if (tiles > 0 && groups > 0)
-        classes[cut->classes[FULL][FULL]] += tiles * groups;
+    classes[cut->classes[FULL][LAST]] += tiles;
+    if (groups == 0)
+        return;
+    classes[cut->classes[LAST][FULL]] += groups;
+    classes[cut->classes[FULL][FULL]] += tiles * groups;
 }
 
 /* The same tile by tile. */
 static void count_masked(planner *p, int64_t segment, int64_t *classes)
 {
-    const segment_cut *cut = cut_of(p, segment);
+    const mst_attn_cut *cut = cut_of(p, segment);
     if (cut == NULL)
         return;
     for (int64_t row = 0; row < cut->lq; row += cut->rows) {
@@ -182,7 +169,7 @@ static inline mst_attn_item item_of(int64_t segment, int64_t row, int64_t num_ro
 /* Puts a segment's items at their classes' next places. */
 static void cut_segment(planner *p, int64_t segment, int64_t *next, mst_attn_item *items)
 {
-    const segment_cut *cut = cut_of(p, segment);
+    const mst_attn_cut *cut = cut_of(p, segment);
     if (cut == NULL)
         return;
     int64_t kv_heads = p->shape->num_kv_heads;
@@ -206,7 +193,7 @@ static void cut_segment(planner *p, int64_t segment, int64_t *next, mst_attn_ite
 /* The same where no row is masked and an item has all heads. */
 static void cut_alike(planner *p, int64_t segment, int64_t *next, mst_attn_item *items)
 {
-    const segment_cut *cut = cut_of(p, segment);
+    const mst_attn_cut *cut = cut_of(p, segment);
     if (cut == NULL)
         return;
     int32_t heads = p->shape->num_kv_heads;
@@ -357,6 +344,7 @@ mstar_status mst_attn_plan_make(mst_attn_plan *plan, const mstar_device *device,
                  .layout = layout,
                  .group = config->shape.num_qo_heads / config->shape.num_kv_heads,
                  .causal = causal,
+                 .known = plan->known,
                  .masked =
                      causal || config->shape.window_left >= 0 || config->shape.window_right >= 0};
     bool one_side = config->kind == MST_ATTN_SELF;
@@ -367,7 +355,7 @@ mstar_status mst_attn_plan_make(mst_attn_plan *plan, const mstar_device *device,
        once */
     int64_t num_items = 0;
     for (int64_t segment = 0; segment < layout->num_segments; segment++) {
-        const segment_cut *cut = cut_of(&p, segment);
+        const mst_attn_cut *cut = cut_of(&p, segment);
         if (cut == NULL)
             continue;
         num_items += (int64_t)cut->tiles * cut->groups;

@@ -100,10 +100,20 @@ static int32_t blocks_limit(const mst_attn_shape *shape)
     return mst_cuda_attn_tile_head_dim(shape->head_dim) > 128 ? 2 : 4;
 }
 
+/* Keys of a part of the shape's segments, which one of fewer keys is never cut into; INT32_MAX
+ * where none is cut. */
+static int32_t least_split(const mst_attn_shape *shape)
+{
+    int64_t part = is_plain(shape)
+                       ? 0
+                       : mst_cuda_attn_part_keys(mst_cuda_attn_tile_head_dim(shape->head_dim), 1,
+                                                 shape->num_kv_heads, INT32_MAX);
+    return part > 0 ? (int32_t)part : INT32_MAX;
+}
+
 static bool may_split(const mst_attn_shape *shape)
 {
-    return !is_plain(shape) && mst_cuda_attn_part_keys(mst_cuda_attn_tile_head_dim(shape->head_dim),
-                                                       1, shape->num_kv_heads, INT32_MAX) > 0;
+    return least_split(shape) < INT32_MAX;
 }
 
 size_t mst_cuda_attn_scratch_bytes(const mstar_device *device, const mst_attn_shape *shape)
@@ -255,9 +265,9 @@ typedef struct image_writer {
     const mst_attn_call *plan;
     const mst_attn_shape *shape;
     int32_t group;
-    bool splits;
-    int64_t rows; /* of a tile */
+    int32_t rows; /* of a tile */
     int32_t tile_head_dim;
+    int32_t least_split;          /* a segment of fewer keys is not split */
     int64_t num_slots, max_slots; /* parts of tiles; each has a partial result for every kv head */
     mst_cuda_attn_item *items;
     int64_t num_items;
@@ -286,34 +296,42 @@ static void write_parts(image_writer *w, int64_t part)
     }
 }
 
+/* Keys of a part of the segment, INT32_MAX where its keys are not split. */
+static int32_t part_of(const image_writer *w, int32_t lq, int32_t lk)
+{
+    if (lk < w->least_split)
+        return INT32_MAX;
+    int64_t part = mst_cuda_attn_part_keys(w->tile_head_dim, (int64_t)lq * w->group,
+                                           w->shape->num_kv_heads, lk);
+    return part > 0 ? (int32_t)part : INT32_MAX;
+}
+
 /* Written where it stays, field by field: a copy of a struct just made waits for its stores. */
 static void write_item(image_writer *w, const mst_attn_item *from)
 {
-    const mst_attn_call *plan = w->plan;
-    int32_t group = w->group;
-    int32_t q_first = plan->q_offsets[from->segment];
-    int32_t kv_first = plan->kv_offsets[from->segment];
-    int32_t lq = plan->q_offsets[from->segment + 1] - q_first;
-    int32_t lk = plan->kv_offsets[from->segment + 1] - kv_first;
-    int64_t part = w->splits ? mst_cuda_attn_part_keys(w->tile_head_dim, (int64_t)lq * group,
-                                                       w->shape->num_kv_heads, lk)
-                             : 0;
-    int32_t part_keys = part > 0 ? (int32_t)part : INT32_MAX;
-    int32_t end = (from->q_begin + from->q_rows) * group;
-    for (int64_t row = (int64_t)from->q_begin * group; row < end; row += w->rows) {
-        int32_t row_end = (int32_t)mst_min_i64(end, row + w->rows);
-        int32_t key_end = from->kv_end;
-        if (plan->causal) { /* a low tile sees less than the item it is cut from */
+    const int32_t *q = w->plan->q_offsets + from->segment;
+    const int32_t *kv = w->plan->kv_offsets + from->segment;
+    const int32_t group = w->group, rows = w->rows;
+    const int32_t q_first = q[0], kv_first = kv[0];
+    const int32_t lq = q[1] - q_first, lk = kv[1] - kv_first;
+    const int32_t key_begin = from->kv_begin, key_last = from->kv_end;
+    const bool causal = w->plan->causal;
+    const int32_t part_keys = part_of(w, lq, lk);
+    const int32_t end = (from->q_begin + from->q_rows) * group;
+    for (int32_t row = from->q_begin * group; row < end;) {
+        int32_t row_end = end - row > rows ? row + rows : end;
+        int32_t key_end = key_last;
+        if (causal) { /* a low tile sees less than the item it is cut from */
             int64_t last = (int64_t)lk - lq + (row_end - 1) / group;
-            key_end = (int32_t)mst_max_i64(from->kv_begin, mst_min_i64(key_end, last + 1));
+            key_end = (int32_t)mst_max_i64(key_begin, mst_min_i64(key_end, last + 1));
         }
         w->items[w->num_items++] = (mst_cuda_attn_item){.q_first = q_first,
                                                         .kv_first = kv_first,
                                                         .lq = lq,
                                                         .lk = lk,
-                                                        .row_begin = (int32_t)row,
+                                                        .row_begin = row,
                                                         .row_end = row_end,
-                                                        .key_begin = from->kv_begin,
+                                                        .key_begin = key_begin,
                                                         .key_end = key_end,
                                                         .split = 0,
                                                         .num_splits = 1,
@@ -321,6 +339,7 @@ static void write_item(image_writer *w, const mst_attn_item *from)
                                                         .part_keys = part_keys};
         if (key_end > part_keys)
             write_parts(w, part_keys);
+        row = row_end;
     }
 }
 
@@ -352,7 +371,7 @@ mstar_status mst_cuda_attn_image_end(mstar_stream *stream, mstar_device *device,
         image_writer w = {.plan = plan,
                           .shape = &own->shape,
                           .group = group_of(&own->shape),
-                          .splits = !is_plain(&own->shape),
+                          .least_split = least_split(&own->shape),
                           .rows = own->kernel->rows,
                           .tile_head_dim = mst_cuda_attn_tile_head_dim(own->shape.head_dim),
                           .max_slots = MAX_SLOTS * 64 / own->kernel->rows / own->shape.num_kv_heads,

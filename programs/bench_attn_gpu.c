@@ -4,7 +4,7 @@
  * Several sets of q, k, v and out lie in device memory, together past the second-level cache, and
  * run follows run from set to set in one captured graph. The device's own events time its replays;
  * the median replay over the runs in it is the figure. plan_us and replay_us are what the host
- * spends in one call.
+ * spends in one call; replays come in bursts of four, as the steps of a queue do.
  */
 #include "bench_attn.h"
 
@@ -14,6 +14,8 @@
 #define MAX_SETS 24
 #define GRAPH_SECONDS 6e-3
 #define REPLAYS 7
+#define BURSTS 8 /* of calls whose time on the host is taken */
+#define BURST 4
 
 typedef struct gpu_bench {
     cli_attn_run run;
@@ -120,7 +122,7 @@ static int capture(gpu_bench *bench)
 
 static int measure(gpu_bench *bench, double *run_time, double *replay_time)
 {
-    double once = 0, times[REPLAYS], host[REPLAYS];
+    double once = 0, times[REPLAYS], host[BURSTS * BURST];
     TRY(timed(bench, run_first, &once)); /* does not count: clocks and caches come up */
     TRY(timed(bench, run_first, &once));
     double runs = once > 0 ? GRAPH_SECONDS / once : 1;
@@ -130,13 +132,17 @@ static int measure(gpu_bench *bench, double *run_time, double *replay_time)
     for (int i = 0; i < REPLAYS; i++) {
         TRY(timed(bench, replay, &times[i]));
         times[i] /= (double)bench->runs;
+    }
+    /* a call right after a long wait finds the processor asleep, and is one of four */
+    for (int i = 0; i < BURSTS * BURST; i++) {
         double before = cli_bench_now();
         TRY(replay(bench));
         host[i] = cli_bench_now() - before;
-        TRY(check(mstar_stream_synchronize(bench->run.stream)));
+        if (i % BURST == BURST - 1)
+            TRY(check(mstar_stream_synchronize(bench->run.stream)));
     }
     *run_time = cli_bench_median(times, REPLAYS);
-    *replay_time = cli_bench_median(host, REPLAYS);
+    *replay_time = cli_bench_median(host, BURSTS * BURST);
     return CLI_OK;
 }
 

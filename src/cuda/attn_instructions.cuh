@@ -13,6 +13,15 @@
 namespace mst
 {
 
+/* The next kernel may be scheduled at once; this one goes on when those before it have ended, and
+ * has read and written nothing until then. */
+__device__ __forceinline__ void wait_for_others()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 template <typename T>
 __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                     uint32_t b1);

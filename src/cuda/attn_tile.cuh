@@ -1352,6 +1352,7 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool GROUP = false> st
         NAME(const __grid_constant__ mst_cuda_attn_args args)          \
     {                                                                  \
         extern __shared__ __align__(1024) char mst_smem[];             \
+        mst::wait_for_others();                                        \
         mst::tile<mst::T, DT, BN, MT, STAGES, GROUP> t;                \
         t.run(args, mst_smem);                                         \
     }

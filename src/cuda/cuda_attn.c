@@ -476,15 +476,10 @@ static mstar_status launch(mstar_stream *stream, const mst_attn_call *call)
     fill(call, image, &args);
     if (stream->graph != NULL)
         MST_TRY(mst_cuda_record_attn(stream, call));
-    void *arguments[] = {&args};
+    mst_cuda_grid grid = {.x = grid_of(cuda, image), .y = 1, .threads = image->kernel->threads};
     MST_TRY(mst_cuda_enter(cuda));
     mstar_status status =
-        mst_cuda_check(cuda->driver,
-                       cuda->driver->launch(image->function.handle, grid_of(cuda, image), 1, 1,
-                                            (unsigned)image->kernel->threads, 1, 1,
-                                            (unsigned)image->kernel->shared_bytes,
-                                            mst_cuda_handle(stream), arguments, NULL),
-                       image->kernel->symbol);
+        mst_cuda_launch(cuda, image->kernel, grid, mst_cuda_handle(stream), &args);
     mst_cuda_leave(cuda);
     return status;
 }

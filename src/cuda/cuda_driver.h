@@ -28,66 +28,62 @@ typedef struct mst_cuda_launch_config {
     uint32_t num_attributes;
 } mst_cuda_launch_config;
 
-#define MST_CUDA_FUNCTIONS(X)                                                                     \
-    X(init, "cuInit", (unsigned flags))                                                           \
-    X(driver_version, "cuDriverGetVersion", (int *version))                                       \
-    X(error_name, "cuGetErrorName", (int result, const char **text))                              \
-    X(error_string, "cuGetErrorString", (int result, const char **text))                          \
-    X(device_count, "cuDeviceGetCount", (int *count))                                             \
-    X(device_get, "cuDeviceGet", (int *device, int ordinal))                                      \
-    X(device_name, "cuDeviceGetName", (char *text, int bytes, int device))                        \
-    X(device_attribute, "cuDeviceGetAttribute", (int *value, int attribute, int device))          \
-    X(context_retain, "cuDevicePrimaryCtxRetain", (void **context, int device))                   \
-    X(context_release, "cuDevicePrimaryCtxRelease_v2", (int device))                              \
-    X(context_push, "cuCtxPushCurrent_v2", (void *context))                                       \
-    X(context_pop, "cuCtxPopCurrent_v2", (void **context))                                        \
-    X(memory_info, "cuMemGetInfo_v2", (size_t * free_bytes, size_t * total_bytes))                \
-    X(memory_alloc, "cuMemAlloc_v2", (uint64_t * address, size_t bytes))                          \
-    X(memory_free, "cuMemFree_v2", (uint64_t address))                                            \
-    X(memory_set, "cuMemsetD8Async",                                                              \
-      (uint64_t address, unsigned char value, size_t bytes, void *stream))                        \
-    X(host_alloc, "cuMemHostAlloc", (void **memory, size_t bytes, unsigned flags))                \
-    X(host_free, "cuMemFreeHost", (void *memory))                                                 \
-    X(copy, "cuMemcpyAsync", (uint64_t to, uint64_t from, size_t bytes, void *stream))            \
-    X(pointer_attributes, "cuPointerGetAttributes",                                               \
-      (unsigned count, int *attributes, void **values, uint64_t address))                         \
-    X(stream_create, "cuStreamCreate", (void **stream, unsigned flags))                           \
-    X(stream_destroy, "cuStreamDestroy_v2", (void *stream))                                       \
-    X(stream_context, "cuStreamGetCtx", (void *stream, void **context))                           \
-    X(stream_synchronize, "cuStreamSynchronize", (void *stream))                                  \
-    X(stream_wait_event, "cuStreamWaitEvent", (void *stream, void *event, unsigned flags))        \
-    X(stream_capturing, "cuStreamIsCapturing", (void *stream, int *capturing))                    \
-    X(event_create, "cuEventCreate", (void **event, unsigned flags))                              \
-    X(event_destroy, "cuEventDestroy_v2", (void *event))                                          \
-    X(event_record, "cuEventRecord", (void *event, void *stream))                                 \
-    X(event_query, "cuEventQuery", (void *event))                                                 \
-    X(event_synchronize, "cuEventSynchronize", (void *event))                                     \
-    X(event_elapsed, "cuEventElapsedTime", (float *ms, void *start, void *end))                   \
-    X(module_load, "cuModuleLoadData", (void **module, const void *image))                        \
-    X(module_unload, "cuModuleUnload", (void *module))                                            \
-    X(module_function, "cuModuleGetFunction", (void **function, void *module, const char *name))  \
-    X(function_set, "cuFuncSetAttribute", (void *function, int attribute, int value))             \
-    X(function_get, "cuFuncGetAttribute", (int *value, int attribute, void *function))            \
-    X(function_occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor",                          \
-      (int *blocks, void *function, int threads, size_t shared_bytes))                            \
-    X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *mode))                             \
-    X(capture_begin, "cuStreamBeginCapture_v2", (void *stream, int mode))                         \
-    X(capture_end, "cuStreamEndCapture", (void *stream, void **graph))                            \
-    X(graph_nodes, "cuGraphGetNodes", (void *graph, void **nodes, size_t *count))                 \
-    X(graph_instantiate, "cuGraphInstantiateWithFlags",                                           \
-      (void **executable, void *graph, unsigned long long flags))                                 \
-    X(graph_launch, "cuGraphLaunch", (void *executable, void *stream))                            \
-    X(graph_exec_destroy, "cuGraphExecDestroy", (void *executable))                               \
-    X(graph_destroy, "cuGraphDestroy", (void *graph))                                             \
-    X(tensor_map_encode, "cuTensorMapEncodeTiled",                                                \
-      (void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,                  \
-       const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,       \
-       int swizzle, int promotion, int fill))                                                     \
-    X(launch, "cuLaunchKernel",                                                                   \
-      (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,       \
-       unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **arguments, \
-       void **extra))                                                                             \
-    X(launch_with, "cuLaunchKernelEx",                                                            \
+#define MST_CUDA_FUNCTIONS(X)                                                                    \
+    X(init, "cuInit", (unsigned flags))                                                          \
+    X(driver_version, "cuDriverGetVersion", (int *version))                                      \
+    X(error_name, "cuGetErrorName", (int result, const char **text))                             \
+    X(error_string, "cuGetErrorString", (int result, const char **text))                         \
+    X(device_count, "cuDeviceGetCount", (int *count))                                            \
+    X(device_get, "cuDeviceGet", (int *device, int ordinal))                                     \
+    X(device_name, "cuDeviceGetName", (char *text, int bytes, int device))                       \
+    X(device_attribute, "cuDeviceGetAttribute", (int *value, int attribute, int device))         \
+    X(context_retain, "cuDevicePrimaryCtxRetain", (void **context, int device))                  \
+    X(context_release, "cuDevicePrimaryCtxRelease_v2", (int device))                             \
+    X(context_push, "cuCtxPushCurrent_v2", (void *context))                                      \
+    X(context_pop, "cuCtxPopCurrent_v2", (void **context))                                       \
+    X(memory_info, "cuMemGetInfo_v2", (size_t * free_bytes, size_t * total_bytes))               \
+    X(memory_alloc, "cuMemAlloc_v2", (uint64_t * address, size_t bytes))                         \
+    X(memory_free, "cuMemFree_v2", (uint64_t address))                                           \
+    X(memory_set, "cuMemsetD8Async",                                                             \
+      (uint64_t address, unsigned char value, size_t bytes, void *stream))                       \
+    X(host_alloc, "cuMemHostAlloc", (void **memory, size_t bytes, unsigned flags))               \
+    X(host_free, "cuMemFreeHost", (void *memory))                                                \
+    X(copy, "cuMemcpyAsync", (uint64_t to, uint64_t from, size_t bytes, void *stream))           \
+    X(pointer_attributes, "cuPointerGetAttributes",                                              \
+      (unsigned count, int *attributes, void **values, uint64_t address))                        \
+    X(stream_create, "cuStreamCreate", (void **stream, unsigned flags))                          \
+    X(stream_destroy, "cuStreamDestroy_v2", (void *stream))                                      \
+    X(stream_context, "cuStreamGetCtx", (void *stream, void **context))                          \
+    X(stream_synchronize, "cuStreamSynchronize", (void *stream))                                 \
+    X(stream_wait_event, "cuStreamWaitEvent", (void *stream, void *event, unsigned flags))       \
+    X(stream_capturing, "cuStreamIsCapturing", (void *stream, int *capturing))                   \
+    X(event_create, "cuEventCreate", (void **event, unsigned flags))                             \
+    X(event_destroy, "cuEventDestroy_v2", (void *event))                                         \
+    X(event_record, "cuEventRecord", (void *event, void *stream))                                \
+    X(event_query, "cuEventQuery", (void *event))                                                \
+    X(event_synchronize, "cuEventSynchronize", (void *event))                                    \
+    X(event_elapsed, "cuEventElapsedTime", (float *ms, void *start, void *end))                  \
+    X(module_load, "cuModuleLoadData", (void **module, const void *image))                       \
+    X(module_unload, "cuModuleUnload", (void *module))                                           \
+    X(module_function, "cuModuleGetFunction", (void **function, void *module, const char *name)) \
+    X(function_set, "cuFuncSetAttribute", (void *function, int attribute, int value))            \
+    X(function_get, "cuFuncGetAttribute", (int *value, int attribute, void *function))           \
+    X(function_occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor",                         \
+      (int *blocks, void *function, int threads, size_t shared_bytes))                           \
+    X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *mode))                            \
+    X(capture_begin, "cuStreamBeginCapture_v2", (void *stream, int mode))                        \
+    X(capture_end, "cuStreamEndCapture", (void *stream, void **graph))                           \
+    X(graph_nodes, "cuGraphGetNodes", (void *graph, void **nodes, size_t *count))                \
+    X(graph_instantiate, "cuGraphInstantiateWithFlags",                                          \
+      (void **executable, void *graph, unsigned long long flags))                                \
+    X(graph_launch, "cuGraphLaunch", (void *executable, void *stream))                           \
+    X(graph_exec_destroy, "cuGraphExecDestroy", (void *executable))                              \
+    X(graph_destroy, "cuGraphDestroy", (void *graph))                                            \
+    X(tensor_map_encode, "cuTensorMapEncodeTiled",                                               \
+      (void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,                 \
+       const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,      \
+       int swizzle, int promotion, int fill))                                                    \
+    X(launch_with, "cuLaunchKernelEx",                                                           \
       (const mst_cuda_launch_config *config, void *function, void **arguments, void **extra))
 
 /* Each returns a CUresult: 0 is success. */

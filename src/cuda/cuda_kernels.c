@@ -35,7 +35,8 @@ enum {
      .stages = STAGES,                                                           \
      .threads = 128,                                                             \
      .shared_bytes = SHARED(HD, BN, MT, STAGES),                                 \
-     .slot_floats = SLOT(HD, MT)},
+     .slot_floats = SLOT(HD, MT),                                                \
+     .waits = true},
 #define GROUP_SHARED(HD, BN, STAGES) (64 * (HD)*2 + 2 * (STAGES) * (BN) * (HD)*2 + 128)
 #define GROUP_LINE(TYPE, DTYPE, HD, BN, STAGES)                            \
     {.op = "attention",                                                    \
@@ -49,7 +50,8 @@ enum {
      .threads = 128,                                                       \
      .shared_bytes = GROUP_SHARED(HD, BN, STAGES),                         \
      .slot_floats = SLOT(HD, 1),                                           \
-     .major = 9},
+     .major = 9,                                                           \
+     .waits = true},
 #define REFERENCE_LINE(TYPE, DTYPE)                 \
     {.op = "attention",                             \
      .symbol = "mst_attn_" #TYPE "_reference_sm80", \

@@ -417,23 +417,6 @@ static int m_launch_with(const mst_cuda_launch_config *config, void *function, v
     ENTER(launch_with);
     return launch(config, function, arguments);
 }
-static int m_launch(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                    void *stream, void **arguments, void **extra)
-{
-    const mst_cuda_launch_config config = {.grid_x = grid_x,
-                                           .grid_y = grid_y,
-                                           .grid_z = grid_z,
-                                           .block_x = block_x,
-                                           .block_y = block_y,
-                                           .block_z = block_z,
-                                           .shared_bytes = shared_bytes,
-                                           .stream = stream};
-    (void)extra;
-    ENTER(launch);
-    return launch(&config, function, arguments);
-}
-
 /* ---- graphs: one capture at a time ----------------------------------------------------------- */
 
 static int drop_graph(mock_graph *graph)

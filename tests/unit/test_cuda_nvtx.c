@@ -99,7 +99,7 @@ static void use(mstar_device *device, const char *create, const char *plan, cons
     assert_int_equal(range_depth(), 0);
     range_clear();
     /* a call that fails ends its range, and leaves none open behind it */
-    const mock_call calls[] = {MOCK_launch, MOCK_graph_launch, MOCK_copy};
+    const mock_call calls[] = {MOCK_launch_with, MOCK_graph_launch, MOCK_copy};
     for (int i = 0; i < 3; i++) {
         mock->fail_call = calls[i];
         mock->fail_after = 1;

@@ -21,7 +21,7 @@ import bench_chart
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COLUMNS = {
     "attn": ["name", "us", "gflops", "plan_us", "replay_us", "floor_us", "fa2_class_us", "best_us",
-             "goal_us", "of_fa2_class", "peer_plan_us"],
+             "goal_us", "of_fa2_class", "peer_plan_us", "kernel"],
     "tower": ["name", "tokens", "us", "gflops", "eager_us", "capture_us", "device_us", "replay_us",
               "launches", "floor_us", "best_us", "goal_us"],
     "plan": ["name", "segments", "tokens", "plan_us", "ready_us", "peer_plan_us", "accept_plan_us"],

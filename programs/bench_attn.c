@@ -39,9 +39,11 @@ static double count_flops(const cli_attn_work *work)
     return pairs * 4 * work->dim * work->heads;
 }
 
-int cli_attn_work_read(const char *path, const json_t *object, cli_attn_work *work)
+int cli_attn_work_read(const cli_options *options, const json_t *object, cli_attn_work *work)
 {
+    const char *path = options->workloads;
     memset(work, 0, sizeof *work);
+    work->backend = options->backend;
     work->max_kv_tokens = -1;
     work->name = json_string_value(json_object_get(object, "name"));
     if (work->name == NULL)
@@ -130,6 +132,7 @@ int cli_attn_create(mstar_device *device, mstar_dtype dtype, cli_attn_run *run)
     desc.num_kv_heads = work->kv_heads;
     desc.head_dim = work->dim;
     desc.q_data_type = dtype;
+    desc.backend = work->backend;
     desc.accelerator_graph = work->max_segments > 0;
     desc.max_num_segments = work->max_segments > 0 ? work->max_segments : -1;
     desc.max_total_tokens = work->max_segments > 0 ? work->max_tokens : -1;
@@ -142,6 +145,19 @@ int cli_attn_create(mstar_device *device, mstar_dtype dtype, cli_attn_run *run)
     else
         status = mstar_prefixed_prefill_create(device, &desc, NULL, 0, &run->prefixed);
     return status == MSTAR_OK ? CLI_OK : cli_fail(CLI_FAILED, "%s", mstar_last_error());
+}
+
+const char *cli_attn_kernel(const cli_attn_run *run)
+{
+    mstar_ragged_prefill_info info = {.struct_size = sizeof info};
+    mstar_status status;
+    if (run->self != NULL)
+        status = mstar_ragged_prefill_query(run->self, &info);
+    else if (run->cross != NULL)
+        status = mstar_ragged_cross_prefill_query(run->cross, &info);
+    else
+        status = mstar_prefixed_prefill_query(run->prefixed, &info);
+    return status == MSTAR_OK ? info.kernel : "";
 }
 
 void cli_attn_destroy(cli_attn_run *run)
@@ -177,6 +193,7 @@ static int bench_workload(cli_session *session, mstar_stream *stream, const cli_
     if (code == CLI_OK)
         code = cli_bench_time(cli_attn_run_once, &run, 3, 0.5, &run_time, &runs);
     if (code == CLI_OK) {
+        cli_bench_put_text(report, row, "kernel", cli_attn_kernel(&run));
         cli_bench_put_number(report, row, "us", run_time * 1e6);
         cli_bench_put_number(report, row, "gflops", work->flops / run_time * 1e-9);
         cli_bench_put_number(report, row, "plan_us", plan_time * 1e6);
@@ -214,7 +231,7 @@ int cli_bench_attn(const cli_options *options)
         cli_bench_start(&report, "attn", &session.machine, mstar_dtype_name(dtype));
     for (size_t i = 0; code == CLI_OK && i < json_array_size(list); i++) {
         cli_attn_work work;
-        code = cli_attn_work_read(options->workloads, json_array_get(list, i), &work);
+        code = cli_attn_work_read(options, json_array_get(list, i), &work);
         if (code == CLI_OK) {
             bool on_gpu = session.machine.kind == MSTAR_DEVICE_CUDA;
             double now = on_gpu ? 0 : cli_bench_peak(&session.machine, dtype);

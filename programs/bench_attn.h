@@ -6,6 +6,7 @@
 
 typedef struct cli_attn_work {
     const char *name, *kind;
+    const char *backend; /* NULL: auto */
     int causal;
     int32_t heads, kv_heads, dim;
     int64_t segments, q_tokens, kv_tokens;
@@ -24,15 +25,17 @@ typedef struct cli_attn_run {
     mstar_tensor q, k, v, out;
 } cli_attn_run;
 
-/* One workload of a file (see bench_attn.c); an exit code, a failure has been told with path and
- * name. To be released, failed or not; name and kind are the object's. */
-int cli_attn_work_read(const char *path, const json_t *object, cli_attn_work *work);
+/* One workload of a file (see bench_attn.c) for a backend (NULL: auto); an exit code, a failure has
+ * been told with path and name. To be released, failed or not; name and kind are the object's. */
+int cli_attn_work_read(const cli_options *options, const json_t *object, cli_attn_work *work);
 void cli_attn_work_release(cli_attn_work *work);
 /* The same with ceilings that just hold it, where it has none. Shares the offsets. */
 cli_attn_work cli_attn_in_graph_mode(const cli_attn_work *work);
 
 /* Each answers with an exit code; a failure has been reported. context: a cli_attn_run. */
 int cli_attn_create(mstar_device *device, mstar_dtype dtype, cli_attn_run *run);
+/* The symbol of the kernel that a wrapper uses. */
+const char *cli_attn_kernel(const cli_attn_run *run);
 int cli_attn_plan_once(void *context);
 int cli_attn_run_once(void *context);
 void cli_attn_destroy(cli_attn_run *run);

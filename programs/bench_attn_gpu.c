@@ -156,6 +156,7 @@ static int bench_all(gpu_bench *bench, cli_report *report, json_t *row)
     TRY(cli_attn_create(bench->device, bench->dtype, &bench->run));
     TRY(cli_bench_time(cli_attn_plan_once, &bench->run, 20, 0.01, &plan_time, &plans));
     TRY(measure(bench, &run_time, &replay_time));
+    cli_bench_put_text(report, row, "kernel", cli_attn_kernel(&bench->run));
     cli_bench_put_number(report, row, "us", run_time * 1e6);
     cli_bench_put_number(report, row, "gflops", bench->run.work->flops / run_time * 1e-9);
     cli_bench_put_number(report, row, "plan_us", plan_time * 1e6);

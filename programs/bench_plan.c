@@ -61,7 +61,7 @@ int cli_bench_plan(const cli_options *options)
     for (size_t i = 0; code == CLI_OK && i < json_array_size(list); i++) {
         const json_t *problem = json_array_get(list, i);
         cli_attn_work work;
-        code = cli_attn_work_read(options->workloads, problem, &work);
+        code = cli_attn_work_read(options, problem, &work);
         if (code == CLI_OK) {
             json_t *row = cli_bench_row(&report);
             cli_bench_put_text(&report, row, "name", work.name);

@@ -47,6 +47,14 @@ const cli_option_row cli_option_rows[] = {
      .offset = AT(workloads),
      .help = "attn, plan, tower: a JSON list of workloads; replay: of steps, {name, tokens}, in "
              "place of its own"},
+    {.commands = CLI_BENCH,
+     .name = "backend",
+     .value = "NAME",
+     .kind = CLI_TEXT,
+     .offset = AT(backend),
+     .otherwise = "auto",
+     .help = "attn, plan: the attention backend: auto, native, reference, on a GPU also fa2 and "
+             "fa3"},
     {.commands = ENCODING,
      .name = "device",
      .value = "NAME",

@@ -31,6 +31,7 @@ typedef struct cli_options {
     const char *file;              /* graphs: the second operand; NULL: not given */
     const char *output;            /* NULL: standard output */
     const char *workloads, *input; /* bench */
+    const char *backend;           /* bench attn, plan; NULL: auto */
     const char *device;            /* NULL: the CPU */
     const char *lengths, *svg;     /* graphs */
     const char *graphs;            /* "on", "off" or a FILE; NULL: off */

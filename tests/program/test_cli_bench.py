@@ -110,6 +110,18 @@ class Bench(ProgramTest):
             self.assertGreater(row[key], 0)
         self.assertEqual(row["tokens"], sum(tower["lens"]))
 
+    def test_a_backend_by_name(self):
+        small = [{"name": "a", "kind": "self", "num_qo_heads": 2, "num_kv_heads": 1, "head_dim": 16,
+                  "q_lens": [3, 5]}]
+        kernels = {name: self.bench("attn", small, "--backend", name)["a"]["kernel"]
+                   for name in ("auto", "native", "reference")}
+        self.assertEqual(kernels["auto"], kernels["native"])
+        self.assertIn("scalar", kernels["reference"])
+        for bench in ("attn", "plan"):
+            path = self.write("problems.json", json.dumps(small))
+            self.fails(FAILED, "bench", bench, "--workloads", path, "--backend", "fa9",
+                       words=["fa9", "reference"])
+
     def test_towers_are_what_they_say(self):
         post = TOWER | {"norm": "post", "activation": "gelu", "heads": 2, "head_dim": 72}
         for tower in (TOWER, post, TOWER | {"norm": "post", "layers": 1}, TOWER | {"lens": [1]}):

@@ -26,8 +26,10 @@ list(GET MSTAR_CUDA_ARCHS 0 mst_first_arch)
 list(APPEND MST_NVCC_PORTABLE -gencode=arch=compute_${mst_first_arch},code=compute_${mst_first_arch})
 set(MST_CUDA_IMAGE_FOLDER ${CMAKE_BINARY_DIR}/cuda)
 file(MAKE_DIRECTORY ${MST_CUDA_IMAGE_FOLDER})
-file(GLOB MST_CUDA_ATTN_HEADERS CONFIGURE_DEPENDS src/cuda/attn_*.cuh src/cuda/*.def src/cuda/attn_args.h src/cuda/half_types.cuh)
-file(GLOB MST_CUDA_ROW_HEADERS CONFIGURE_DEPENDS src/cuda/row_*.h src/cuda/linear_args.h src/cuda/half_types.cuh)
+file(GLOB MST_CUDA_ATTN_HEADERS CONFIGURE_DEPENDS src/cuda/attn_*.cuh src/cuda/*.def src/cuda/attn_args.h src/cuda/half_types.cuh
+    src/cuda/hopper.cuh src/cuda/tensor_map.h)
+file(GLOB MST_CUDA_ROW_HEADERS CONFIGURE_DEPENDS src/cuda/row_*.h src/cuda/linear_args.h src/cuda/half_types.cuh
+    src/cuda/tensor_map.h)
 set(MST_CUDA_IMAGE_FILES "")
 set(mst_image_text "/* Written by cmake/cuda.cmake: the images as data. */\n")
 
@@ -47,6 +49,7 @@ mst_cuda_image(rows src/cuda/row_kernels.cu "${MST_CUDA_ROW_HEADERS}" ${MST_NVCC
 # Hopper's own matrix instructions, which other cards have not
 mst_cuda_image(linear src/cuda/linear_kernels.cu "${MST_CUDA_ROW_HEADERS}" -gencode=arch=compute_90a,code=sm_90a)
 mst_cuda_image(attn_group src/cuda/attn_group.cu "${MST_CUDA_ATTN_HEADERS}" -gencode=arch=compute_90a,code=sm_90a)
+mst_cuda_image(attn_hopper src/cuda/attn_hopper.cu "${MST_CUDA_ATTN_HEADERS}" -gencode=arch=compute_90a,code=sm_90a)
 mst_cuda_image(attn_reference src/cuda/attn_reference.cu "${MST_CUDA_ATTN_HEADERS}" ${MST_NVCC_PORTABLE})
 foreach(hd RANGE 16 256 16)
     mst_cuda_image(attn_hd${hd} src/cuda/attn_portable.cu "${MST_CUDA_ATTN_HEADERS}" ${MST_NVCC_PORTABLE} -DMST_ATTN_HD=${hd})

@@ -133,6 +133,7 @@ static mstar_status read_backend(const mstar_device *device, const char *name,
                                  mst_attn_config *config)
 {
     config->shape.reference = false;
+    config->shape.wanted = MST_ATTN_ANY;
     if (name == NULL || strcmp(name, "auto") == 0 || strcmp(name, "native") == 0)
         return MSTAR_OK;
     if (strcmp(name, "reference") == 0) {
@@ -140,16 +141,16 @@ static mstar_status read_backend(const mstar_device *device, const char *name,
         return MSTAR_OK;
     }
     bool on_gpu = device->backend->kind == MSTAR_DEVICE_CUDA;
-    if (on_gpu && strcmp(name, "fa2") == 0 && config->shape.dtype != MSTAR_DTYPE_F32)
-        return MSTAR_OK; /* the portable tensor-core kernel, which is also the native one */
-    if (on_gpu && strcmp(name, "fa2") == 0)
-        return mst_fail(MSTAR_NOT_SUPPORTED,
-                        "desc.backend is \"fa2\", whose tensor cores take bf16 and f16, and "
-                        "desc.q_data_type is f32; accepted are auto, native and reference");
-    if (on_gpu && strcmp(name, "fa3") == 0)
-        return mst_fail(MSTAR_NOT_SUPPORTED,
-                        "desc.backend is \"fa3\": this build has no Hopper kernel; accepted are "
-                        "auto, native, fa2 and reference");
+    if (on_gpu && (strcmp(name, "fa2") == 0 || strcmp(name, "fa3") == 0)) {
+        const char *symbol, *reason;
+        config->shape.wanted = name[2] == '2' ? MST_ATTN_FA2 : MST_ATTN_FA3;
+        device->backend->attn_kernel(device, &config->shape, &symbol, &reason);
+        if (symbol == NULL)
+            return mst_fail(MSTAR_NOT_SUPPORTED,
+                            "desc.backend is \"%s\": %s; accepted are auto, native and reference",
+                            name, reason);
+        return MSTAR_OK;
+    }
     if (strcmp(name, "fa2") == 0 || strcmp(name, "fa3") == 0)
         return mst_fail(MSTAR_NOT_SUPPORTED,
                         "desc.backend is \"%s\", which exists on a GPU only, and the device is %s; "
@@ -209,15 +210,15 @@ mstar_status mst_attn_config_read(const mstar_device *device, mst_attn_kind kind
     MST_TRY(mst_check_range("desc.window_left", full.window_left, -1, INT64_MAX));
     MST_TRY(mst_check_range("desc.window_right", full.window_right, -1, INT64_MAX));
     MST_TRY(check_reserved(&full));
-    MST_TRY(read_backend(device, full.backend, &read));
-    read.graph = full.accelerator_graph == 1;
-    MST_TRY(read_ceilings(&full, &read));
-    MST_TRY(mstar_padded_head_dim(full.head_dim, &read.padded_head_dim));
     read.shape.num_qo_heads = full.num_qo_heads;
     read.shape.num_kv_heads = full.num_kv_heads;
     read.shape.head_dim = full.head_dim;
     read.shape.window_left = normal_window(full.window_left);
     read.shape.window_right = normal_window(full.window_right);
+    MST_TRY(read_backend(device, full.backend, &read));
+    read.graph = full.accelerator_graph == 1;
+    MST_TRY(read_ceilings(&full, &read));
+    MST_TRY(mstar_padded_head_dim(full.head_dim, &read.padded_head_dim));
     read.kv_layout = full.kv_layout;
     read.return_lse = full.return_lse == 1;
     *config = read;

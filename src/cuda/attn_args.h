@@ -11,6 +11,8 @@
 
 #include <stdint.h>
 
+#include "cuda/tensor_map.h"
+
 /*
  * One piece of work of a plan, for every kv head: rows of one segment over a range of its keys.
  * Three copies of 16 bytes. Rows of the group: query row * group + query head of the group.
@@ -65,6 +67,30 @@ typedef struct mst_cuda_attn_args {
     int32_t out_vector;                /* rows of out may be written 16 bytes at a time */
 } mst_cuda_attn_args;
 
+/* What the kernels for Hopper read: k and v for the copy engine too, unless attn.elements: elements
+ * of a head, kv heads, rows; boxes of 64 elements of one head of 64 rows. */
+typedef struct mst_cuda_hopper_args {
+    mst_cuda_tensor_map k, v;
+    mst_cuda_attn_args attn;
+} mst_cuda_hopper_args;
+
 #define MST_CUDA_NO_WINDOW (1 << 30)
+
+/*
+ * Shared memory of a kernel for Hopper: a ring of k and v in STAGES blocks of 64 keys, atoms of 64
+ * columns; rows of q and out of each of GROUPS groups of 64 rows, twice; four items; barriers; and
+ * up to 1023 bytes before all that.
+ */
+#define MST_CUDA_HOPPER_BLOCK(HD) (((HD) + 63) / 64 * 8192)
+#define MST_CUDA_HOPPER_PITCH(HD) (((HD) / 8 + 1) * 16)
+#define MST_CUDA_HOPPER_ROWS(HD)                                  \
+    (((MST_CUDA_HOPPER_BLOCK(HD) > 64 * MST_CUDA_HOPPER_PITCH(HD) \
+           ? MST_CUDA_HOPPER_BLOCK(HD)                            \
+           : 64 * MST_CUDA_HOPPER_PITCH(HD)) +                    \
+      1023) /                                                     \
+     1024 * 1024)
+#define MST_CUDA_HOPPER_SHARED(HD, GROUPS, STAGES)                                           \
+    (1024 + 2 * (STAGES)*MST_CUDA_HOPPER_BLOCK(HD) + 2 * (GROUPS)*MST_CUDA_HOPPER_ROWS(HD) + \
+     16 * MST_CUDA_HOPPER_PITCH(HD) + (4 * (STAGES) + 12) * 8)
 
 #endif

@@ -89,7 +89,10 @@ __device__ __forceinline__ float quad_sum(float x)
 
 /* ---- one instance ---------------------------------------------------------------------------- */
 
-template <typename T, int DT, int BN, int MT, int STAGES, bool GROUP = false> struct tile {
+template <typename T, int DT, int BN, int MT, int STAGES, bool GROUP = false,
+          int TILE_WARPS = mst::WARPS>
+struct tile {
+    static constexpr int WARPS = TILE_WARPS, THREADS = WARPS * 32;
     static constexpr int ROWS = WARPS * 16 * MT;
     static constexpr int CHUNKS = DT / 8; /* of 16 bytes, in a row */
     /* Of a row: odd in chunks, for ldmatrix without conflicts; or of a panel, see piece. */
@@ -160,8 +163,6 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool GROUP = false> st
                                                               : 2;
     static constexpr int PASS_ROWS = THREADS / LANES;
     static constexpr int STEPS = (CHUNKS + LANES - 1) / LANES;
-    static_assert(BN % PASS_ROWS == 0 && ROWS % PASS_ROWS == 0,
-                  "tiles are a whole number of passes");
 
     /*
      * The last chunk of a row is padding where the head dim is 8 short of DT. A lane of one chunk a
@@ -323,6 +324,8 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool GROUP = false> st
                                                const char *&from, int64_t row_stride,
                                                unsigned block)
     {
+        static_assert(BN % PASS_ROWS == 0 && ROWS % PASS_ROWS == 0,
+                      "tiles are a whole number of passes");
         int64_t pass_bytes = row_stride * (2 * PASS_ROWS);
         int lane_chunk = threadIdx.x % LANES;
         int left = lk - (int)(block * BN) - (int)(threadIdx.x / LANES);
@@ -495,7 +498,7 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool GROUP = false> st
      * independent, so each stage does all of them. In the slow pass rows that are wide take the
      * scale times a difference, which no large score harms.
      */
-    template <bool SLOW>
+    template <bool SLOW, int CHAINS = 1>
     __device__ __forceinline__ void weights(const mst_cuda_attn_args &a, float (&s)[MT][BN / 8][4],
                                             float (&shrink)[MT][2])
     {
@@ -505,10 +508,18 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool GROUP = false> st
         for (int i = 0; i < MT; i++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                largest[i][h] = m[i][h];
+                float most[CHAINS];
+                most[0] = m[i][h];
 #pragma unroll
-                for (int j = 0; j < BN / 8; j++)
-                    largest[i][h] = fmaxf(largest[i][h], fmaxf(s[i][j][2 * h], s[i][j][2 * h + 1]));
+                for (int j = 0; j < BN / 8; j++) {
+                    float larger = fmaxf(s[i][j][2 * h], s[i][j][2 * h + 1]);
+                    most[j % CHAINS] =
+                        j == 0 || j >= CHAINS ? fmaxf(most[j % CHAINS], larger) : larger;
+                }
+                largest[i][h] = most[0];
+#pragma unroll
+                for (int j = 1; j < CHAINS; j++)
+                    largest[i][h] = fmaxf(largest[i][h], most[j]);
             }
 #pragma unroll
         for (int i = 0; i < MT; i++)
@@ -970,13 +981,11 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool GROUP = false> st
 
     /* ---- results ----------------------------------------------------------------------------- */
 
-    __device__ __forceinline__ void store(const mst_cuda_attn_args &a, int head)
+    /* A warp's rows of out to shared memory, and their lse to memory. */
+    __device__ __forceinline__ void stage(const mst_cuda_attn_args &a, int head,
+                                          int64_t first_token, int row_begin)
     {
-        int64_t first_token = get(Q_FIRST);
-        int row_begin = row_first();
         int first = warp() * 16 * MT;
-        if (first >= rows)
-            return;
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < MT; i++) {
@@ -1007,6 +1016,16 @@ template <typename T, int DT, int BN, int MT, int STAGES, bool GROUP = false> st
             }
         }
         __syncwarp();
+    }
+
+    __device__ __forceinline__ void store(const mst_cuda_attn_args &a, int head)
+    {
+        int64_t first_token = get(Q_FIRST);
+        int row_begin = row_first();
+        int first = warp() * 16 * MT;
+        if (first >= rows)
+            return;
+        stage(a, head, first_token, row_begin);
         constexpr int PASS = 32 / LANES; /* rows that a warp writes at once */
         int lane_chunk = lane() % LANES;
         char *base = (char *)a.out +

@@ -44,6 +44,7 @@ typedef struct mst_cuda_kernel {
     int32_t shared_bytes;
     int32_t slot_floats; /* of a partial result; 0: keys are never split */
     int32_t major;       /* compute capability that it is for alone; 0: any */
+    bool described;      /* k and v, to the copy engine: takes mst_cuda_hopper_args */
     bool waits;          /* for the kernel before it, itself, where that is compiled for sm_90 */
 } mst_cuda_kernel;
 

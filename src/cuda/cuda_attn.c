@@ -54,6 +54,13 @@ static bool is_better(const mst_cuda_kernel *kernel, const mst_cuda_kernel *than
     return few ? kernel->stages > than->stages : kernel->stages < than->stages;
 }
 
+/* Tall tiles by the copy engine are for those who ask for them, until the kernels as they are have
+ * run on a card; and for rows that lie on 16 bytes. */
+static bool takes_tall(const mst_attn_shape *shape)
+{
+    return shape->wanted == MST_ATTN_FA3 && shape->head_dim % 8 == 0;
+}
+
 /*
  * The kernel for a shape: of those with its head dim, dtype and rows, one made for this kind of
  * card, and the one with more stages where few tiles leave a multiprocessor to fewer blocks. Never
@@ -68,7 +75,9 @@ static const mst_cuda_kernel *find_kernel(const mst_cuda *cuda, const mst_attn_s
         const mst_cuda_kernel *kernel = mst_cuda_kernel_at(i);
         if (kernel->dtype != shape->dtype || kernel->head_dim != head_dim || kernel->rows != rows)
             continue;
-        if (kernel->major != 0 && kernel->major != cuda->major)
+        if (kernel->major != 0 && (kernel->major != cuda->major || shape->wanted == MST_ATTN_FA2))
+            continue;
+        if (kernel->described && !takes_tall(shape))
             continue;
         if (found == NULL || is_better(kernel, found, few))
             found = kernel;
@@ -76,9 +85,45 @@ static const mst_cuda_kernel *find_kernel(const mst_cuda *cuda, const mst_attn_s
     return found;
 }
 
+/* The kernel for Hopper that backend "fa3" asks for: of tall tiles where there is one, or of low
+ * ones, or NULL. */
+static const mst_cuda_kernel *find_fa3(const mst_cuda *cuda, const mst_attn_shape *shape)
+{
+    for (int32_t rows = 128; !is_plain(shape) && rows >= 64; rows -= 64) {
+        const mst_cuda_kernel *kernel = find_kernel(cuda, shape, rows, false);
+        if (kernel != NULL && kernel->major == 9)
+            return kernel;
+    }
+    return NULL;
+}
+
+/* The same for a kernel that was asked for by name. */
+static void find_wanted(const mst_cuda *cuda, const mst_attn_shape *shape, const char **symbol,
+                        const char **reason)
+{
+    const mst_cuda_kernel *kernel = shape->wanted == MST_ATTN_FA3 ? find_fa3(cuda, shape)
+                                    : is_plain(shape)             ? NULL
+                                                      : find_kernel(cuda, shape, 64, false);
+    *symbol = kernel != NULL ? kernel->symbol : NULL;
+    if (shape->dtype == MSTAR_DTYPE_F32)
+        *reason = "tensor cores take bf16 and f16, and desc.q_data_type is f32";
+    else if (kernel != NULL)
+        *reason = kernel->major == 9 ? "wgmma: asked for by backend \"fa3\""
+                                     : "mma.sync: asked for by backend \"fa2\"";
+    else if (cuda->major != 9)
+        *reason = "wgmma is of cards of compute capability 9.0, and this one is another";
+    else
+        *reason = "wgmma kernels are for head dims 49 to 128 and 241 to 256, some of them for "
+                  "multiples of 8 alone";
+}
+
 void mst_cuda_attn_kernel(const mstar_device *device, const mst_attn_shape *shape,
                           const char **symbol, const char **reason)
 {
+    if (shape->wanted != MST_ATTN_ANY) {
+        find_wanted(mst_cuda_of(device), shape, symbol, reason);
+        return;
+    }
     const mst_cuda_kernel *kernel = find_kernel(mst_cuda_of(device), shape, 64, false);
     *symbol = kernel->symbol;
     if (shape->reference)
@@ -160,6 +205,8 @@ static mstar_status choose_kernel(mst_cuda *cuda, mst_cuda_attn_image *image, in
                                        tiles_of_64, tiles_of_128, shape->num_kv_heads,
                                        cuda->multiprocessors);
     bool few = tiles_of_64 * shape->num_kv_heads <= (int64_t)2 * cuda->multiprocessors;
+    if (shape->wanted == MST_ATTN_FA3)
+        rows = find_fa3(cuda, shape)->rows;
     image->kernel = find_kernel(cuda, shape, rows, few);
     return mst_cuda_function_get(cuda, image->kernel, &image->function);
 }
@@ -420,7 +467,6 @@ static void fill(const mst_attn_call *call, const mst_cuda_attn_image *image,
                  mst_cuda_attn_args *args)
 {
     const mst_attn_shape *shape = call->shape;
-    memset(args, 0, sizeof *args);
     args->q = call->q;
     args->k = call->k;
     args->v = call->v;
@@ -459,6 +505,47 @@ static void fill(const mst_attn_call *call, const mst_cuda_attn_image *image,
                        on_16_bytes(call->out, call->out_row_stride, call->out_head_stride);
 }
 
+/* Whether the copy engine can be told of such strides; of one head there is none to tell. */
+static bool can_describe(const mst_attn_shape *shape, int64_t row_stride, int64_t head_stride)
+{
+    const int64_t limit = (int64_t)1 << 39; /* elements of 2 bytes */
+    return row_stride > 0 && row_stride < limit &&
+           (shape->num_kv_heads == 1 || (head_stride > 0 && head_stride < limit));
+}
+
+static mstar_status describe(const mst_cuda *cuda, const mst_attn_call *call, const void *data,
+                             int64_t row_stride, int64_t head_stride, mst_cuda_tensor_map *map)
+{
+    const mst_attn_shape *shape = call->shape;
+    const uint64_t sizes[] = {(uint64_t)shape->head_dim, (uint64_t)shape->num_kv_heads,
+                              (uint64_t)call->kv_rows};
+    const uint64_t strides[] = {
+        (uint64_t)(shape->num_kv_heads == 1 ? mst_round_up(shape->head_dim, 8) : head_stride) * 2,
+        (uint64_t)row_stride * 2};
+    const uint32_t box[] = {64, 1, 64}, steps[] = {1, 1, 1};
+    return mst_cuda_check(
+        cuda->driver,
+        cuda->driver->tensor_map_encode(
+            map, shape->dtype == MSTAR_DTYPE_BF16 ? MST_CUDA_MAP_BF16 : MST_CUDA_MAP_F16, 3,
+            (void *)(uintptr_t)data, sizes, strides, box, steps, 0, MST_CUDA_MAP_SWIZZLE_128,
+            MST_CUDA_MAP_PROMOTE_256, 0),
+        "describing keys and values");
+}
+
+/* What the copy engine is told of k and v, or that it cannot be told. */
+static mstar_status describe_keys(const mst_cuda *cuda, const mst_attn_call *call,
+                                  mst_cuda_hopper_args *args)
+{
+    const mst_attn_shape *shape = call->shape;
+    if (!can_describe(shape, call->k_row_stride, call->k_head_stride) ||
+        !can_describe(shape, call->v_row_stride, call->v_head_stride))
+        args->attn.elements = 1;
+    if (args->attn.elements || call->kv_rows == 0)
+        return MSTAR_OK;
+    MST_TRY(describe(cuda, call, call->k, call->k_row_stride, call->k_head_stride, &args->k));
+    return describe(cuda, call, call->v, call->v_row_stride, call->v_head_stride, &args->v);
+}
+
 /* Blocks stay and take work, so more than fit are never launched. */
 static unsigned grid_of(const mst_cuda *cuda, const mst_cuda_attn_image *image)
 {
@@ -472,14 +559,19 @@ static mstar_status launch(mstar_stream *stream, const mst_attn_call *call)
 {
     const mst_cuda *cuda = mst_cuda_of(stream->device);
     const mst_cuda_attn_image *image = call->image;
-    mst_cuda_attn_args args;
-    fill(call, image, &args);
+    mst_cuda_hopper_args args;
+    memset(&args, 0, sizeof args);
+    fill(call, image, &args.attn);
     if (stream->graph != NULL)
         MST_TRY(mst_cuda_record_attn(stream, call));
     mst_cuda_grid grid = {.x = grid_of(cuda, image), .y = 1, .threads = image->kernel->threads};
     MST_TRY(mst_cuda_enter(cuda));
-    mstar_status status =
-        mst_cuda_launch(cuda, image->kernel, grid, mst_cuda_handle(stream), &args);
+    mstar_status status = MSTAR_OK;
+    if (image->kernel->described)
+        status = describe_keys(cuda, call, &args);
+    if (status == MSTAR_OK)
+        status = mst_cuda_launch(cuda, image->kernel, grid, mst_cuda_handle(stream),
+                                 image->kernel->described ? (void *)&args : &args.attn);
     mst_cuda_leave(cuda);
     return status;
 }

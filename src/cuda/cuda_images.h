@@ -13,6 +13,7 @@
     X(linear)              \
     X(attn_reference)      \
     X(attn_group)          \
+    X(attn_hopper)         \
     X(attn_hd16)           \
     X(attn_hd32)           \
     X(attn_hd48)           \

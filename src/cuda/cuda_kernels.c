@@ -8,6 +8,7 @@
  */
 #include <string.h>
 
+#include "cuda/attn_args.h"
 #include "cuda/cuda.h"
 #include "cuda/cuda_images.h"
 #include "cuda/linear_args.h"
@@ -52,6 +53,20 @@ enum {
      .slot_floats = SLOT(HD, 1),                                           \
      .major = 9,                                                           \
      .waits = true},
+#define TALL_LINE(TYPE, DTYPE, HD, GROUPS, STAGES)                              \
+    {.op = "attention",                                                         \
+     .symbol = "mst_attn_" #TYPE "_hd" #HD "_g" #GROUPS "n64s" #STAGES "_sm90", \
+     .module = IMAGE_attn_hopper,                                               \
+     .dtype = DTYPE,                                                            \
+     .head_dim = HD,                                                            \
+     .block_keys = 64,                                                          \
+     .rows = 64 * (GROUPS),                                                     \
+     .stages = STAGES,                                                          \
+     .threads = 128 * ((GROUPS) + 1),                                           \
+     .shared_bytes = MST_CUDA_HOPPER_SHARED(HD, GROUPS, STAGES),                \
+     .slot_floats = SLOT(HD, GROUPS),                                           \
+     .major = 9,                                                                \
+     .described = true},
 #define REFERENCE_LINE(TYPE, DTYPE)                 \
     {.op = "attention",                             \
      .symbol = "mst_attn_" #TYPE "_reference_sm80", \
@@ -94,6 +109,11 @@ static const mst_cuda_kernel kernels[] = {
     GROUP_LINE(f16, MSTAR_DTYPE_F16, HD, BN, STAGES)
 #include "cuda/cuda_attn_group.def"
 #undef MST_ATTN_GROUP
+#define MST_ATTN_TALL(HD, GROUPS, STAGES)                 \
+    TALL_LINE(bf16, MSTAR_DTYPE_BF16, HD, GROUPS, STAGES) \
+    TALL_LINE(f16, MSTAR_DTYPE_F16, HD, GROUPS, STAGES)
+#include "cuda/cuda_attn_tall.def"
+#undef MST_ATTN_TALL
 };
 #define NUM_KERNELS ((int32_t)(sizeof kernels / sizeof kernels[0]))
 _Static_assert(sizeof kernels / sizeof kernels[0] <= MST_CUDA_MAX_KERNELS, "too many kernels");
@@ -261,6 +281,8 @@ mstar_status mst_cuda_query_kernel(const mstar_device *device, int32_t index,
                            : "not used: wgmma is sm_90's; a row kernel finishes cuBLASLt's result";
     else if (kernels[index].module == IMAGE_attn_group)
         info->reason = "wgmma, sm_90";
+    else if (kernels[index].described)
+        info->reason = "wgmma and the copy engine, sm_90: asked for by backend \"fa3\"";
     else
         info->reason = kernels[index].head_dim == 0 ? "f32, or asked for by name"
                                                     : "mma.sync, sm_80 and newer";

@@ -7,6 +7,8 @@
 
 #include <stdint.h>
 
+#include "cuda/tensor_map.h"
+
 /*
  * How the work is shared: rows and columns of a block's tile. Each of its two groups of four warps
  * has half of the rows, or of the columns where there are 64 rows. Bits do not depend on it.
@@ -33,11 +35,6 @@ enum {
     MST_CUDA_LINEAR_SHARED = 1024 + MST_CUDA_LINEAR_RING_BYTES + MST_CUDA_LINEAR_STAGED_BYTES +
                              (2 * MST_CUDA_LINEAR_MAX_STAGES + 2) * 8
 };
-
-/* The driver's description of a matrix in memory, which the copy engine reads. */
-typedef struct __attribute__((aligned(64))) mst_cuda_tensor_map {
-    uint64_t data[16];
-} mst_cuda_tensor_map;
 
 /* Elements of a matrix, as the kernel names them. */
 enum { MST_CUDA_LINEAR_F32, MST_CUDA_LINEAR_HALF /* the kernel's own 16-bit dtype */ };

@@ -82,12 +82,20 @@ typedef struct mst_compiled {
 /* ---- attention ------------------------------------------------------------------------------- */
 
 /* What a wrapper is, fixed at create. */
+/* A kernel of a GPU that was asked for by name. */
+typedef enum mst_attn_wanted {
+    MST_ATTN_ANY,
+    MST_ATTN_FA2, /* the portable one for tensor cores */
+    MST_ATTN_FA3  /* the one for Hopper */
+} mst_attn_wanted;
+
 typedef struct mst_attn_shape {
     int32_t num_qo_heads, num_kv_heads, head_dim;
     mstar_dtype dtype;
     float sm_scale;
     int64_t window_left, window_right; /* -1 no limit */
     bool reference;                    /* the scalar kernel was asked for by name */
+    mst_attn_wanted wanted;
 } mst_attn_shape;
 
 /* How the rows and heads of one segment are cut into items: a pure function of the segment alone.
@@ -221,7 +229,8 @@ struct mst_backend {
     /* index is one of the nodes that graph_query counts. */
     void (*graph_query_node)(const mstar_graph *graph, int64_t index, mstar_graph_node_info *info);
 
-    /* Kernel that serves this shape: symbol and reason, static strings. */
+    /* Kernel that serves this shape: symbol and reason, static strings. The symbol is NULL where
+       the wanted one does not exist, and the reason says why. */
     void (*attn_kernel)(const mstar_device *device, const mst_attn_shape *shape,
                         const char **symbol, const char **reason);
     /* Scratch of one run, whatever the layout. */

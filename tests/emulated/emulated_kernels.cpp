@@ -43,6 +43,15 @@ const struct {
          run_tile<mst::f16, HD, BN, 1, STAGES, true>},
 #include "cuda/cuda_attn_group.def"
 #undef MST_ATTN_GROUP
+/* Tall tiles by way of the copy engine are not emulated: the portable kernel reads the same list, and
+   has the same bits. */
+#define MST_ATTN_TALL(HD, GROUPS, STAGES)                                   \
+    {"mst_attn_bf16_hd" #HD "_g" #GROUPS "n64s" #STAGES "_sm90",            \
+     run_tile<mst::bf16, HD, 64, GROUPS, 2>},                               \
+        {"mst_attn_f16_hd" #HD "_g" #GROUPS "n64s" #STAGES "_sm90",         \
+         run_tile<mst::f16, HD, 64, GROUPS, 2>},
+#include "cuda/cuda_attn_tall.def"
+#undef MST_ATTN_TALL
 };
 
 } // namespace

@@ -28,14 +28,18 @@ int simt_map_encode(void *map, int type, uint32_t rank, void *address, const uin
                     const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
                     int interleave, int swizzle, int promotion, int fill)
 {
-    const simt_map made = {address, sizes[0], sizes[1], strides[0]};
-    if ((type != MST_CUDA_MAP_BF16 && type != MST_CUDA_MAP_F16) || rank != 2 ||
-        (uintptr_t)address % 16 != 0 || strides[0] % 16 != 0 || strides[0] >= (uint64_t)1 << 40 ||
-        strides[0] < sizes[0] * 2 || sizes[0] < 1 || sizes[1] < 1 || sizes[0] > UINT32_MAX ||
-        sizes[1] > UINT32_MAX || box[0] * 2 > 128 || box[1] > 256 || steps[0] != 1 ||
-        steps[1] != 1 || interleave != 0 || swizzle != MST_CUDA_MAP_SWIZZLE_128 || promotion < 0 ||
-        fill != 0)
+    if ((type != MST_CUDA_MAP_BF16 && type != MST_CUDA_MAP_F16) || rank < 2 || rank > 3 ||
+        (uintptr_t)address % 16 != 0 || box[0] * 2 > 128 || interleave != 0 ||
+        swizzle != MST_CUDA_MAP_SWIZZLE_128 || promotion < 0 || fill != 0)
         return MST_CUDA_INVALID_VALUE;
+    for (uint32_t i = 0; i < rank; i++) {
+        if (sizes[i] < 1 || sizes[i] > UINT32_MAX || box[i] < 1 || box[i] > 256 || steps[i] != 1)
+            return MST_CUDA_INVALID_VALUE;
+        if (i > 0 && (strides[i - 1] % 16 != 0 || strides[i - 1] >= (uint64_t)1 << 40 ||
+                      strides[i - 1] < sizes[0] * 2))
+            return MST_CUDA_INVALID_VALUE;
+    }
+    const simt_map made = {address, sizes[0], sizes[rank - 1], strides[rank - 2]};
     memcpy(map, &made, sizeof made);
     return 0;
 }

@@ -395,8 +395,9 @@ static int m_tensor_map_encode(void *map, int type, uint32_t rank, void *address
                                int fill)
 {
     ENTER(tensor_map_encode);
-    return simt_map_encode(map, type, rank, address, sizes, strides, box, steps, interleave,
-                           swizzle, promotion, fill);
+    return mock.context_depth == 0 ? MST_CUDA_INVALID_CONTEXT
+                                   : simt_map_encode(map, type, rank, address, sizes, strides, box,
+                                                     steps, interleave, swizzle, promotion, fill);
 }
 static int launch(const mst_cuda_launch_config *c, void *function, void **arguments)
 {

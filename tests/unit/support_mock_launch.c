@@ -17,9 +17,10 @@ static bool is_attention(const mst_cuda_kernel *kernel)
 
 size_t mock_args_bytes(const mst_cuda_kernel *kernel)
 {
-    return is_attention(kernel) ? sizeof(mst_cuda_attn_args)
-           : is_linear(kernel)  ? sizeof(mst_cuda_linear_args)
-                                : sizeof(mst_cuda_row_args);
+    return kernel->described      ? sizeof(mst_cuda_hopper_args)
+           : is_attention(kernel) ? sizeof(mst_cuda_attn_args)
+           : is_linear(kernel)    ? sizeof(mst_cuda_linear_args)
+                                  : sizeof(mst_cuda_row_args);
 }
 
 static bool is_right_size(const mst_cuda_launch_config *c, const mst_cuda_kernel *kernel)
@@ -62,8 +63,28 @@ static int run_rows(const mock_launch *launch)
     return 0;
 }
 
+/* What the copy engine of a card would read has to be what the plain code reads. */
+static void check_maps(const mst_cuda_hopper_args *args)
+{
+    const mst_cuda_attn_args *a = &args->attn;
+    simt_map k, v;
+    memcpy(&k, args->k.data, sizeof k);
+    memcpy(&v, args->v.data, sizeof v);
+    if (a->elements || k.data == NULL) /* read by elements, or there are no rows */
+        return;
+    if (k.data != a->k || v.data != a->v || k.rows != v.rows ||
+        k.columns != (uint64_t)a->head_dim || k.row_bytes != (uint64_t)a->k_row_stride * 2 ||
+        v.row_bytes != (uint64_t)a->v_row_stride * 2)
+        mock_cuda_fault("keys or values are not described as they lie");
+}
+
 int mock_run_kernel(const mock_launch *launch)
 {
+    if (launch->kernel->described) {
+        check_maps(&launch->args.hopper);
+        return mock_attention_run(mock_cuda_now(), launch->kernel, &launch->args.hopper.attn,
+                                  launch->grid_x);
+    }
     return is_attention(launch->kernel) ? mock_attention_run(mock_cuda_now(), launch->kernel,
                                                              &launch->args.attn, launch->grid_x)
                                         : run_rows(launch);

@@ -16,6 +16,7 @@ typedef struct mock_launch {
     unsigned grid_x, grid_y, threads;
     union {
         mst_cuda_attn_args attn;
+        mst_cuda_hopper_args hopper;
         mst_cuda_row_args rows;
         mst_cuda_linear_args linear;
         unsigned char call[MOCK_CALL_BYTES];

@@ -358,6 +358,47 @@ static void picks_the_kernel_for_the_layout(void **state)
             }
 }
 
+/* A random problem through both kernels by name: the same bits of out and of lse, also with rows
+ * off 16 bytes. */
+static bool agree_on(uint64_t seed)
+{
+    const int32_t dims[] = {128, 64, 72, 96, 80, 120, 88, 256};
+    attn_problem problem;
+    attn_data portable, hopper;
+    attn_problem_random(seed, 400000, &problem);
+    gpu.aligned = seed % 5 != 0;
+    problem.head_dim = dims[seed % 8];
+    problem.gaps = problem.gaps && !gpu.aligned;
+    problem.return_lse = 1;
+    problem.dtype =
+        seed % 3 == 0 && problem.values == ATTN_NORMAL ? MSTAR_DTYPE_F16 : MSTAR_DTYPE_BF16;
+    attn_data_make(&problem, &portable);
+    attn_data_make(&problem, &hopper);
+    cuda_attn_run_problem(&problem, "fa2", &portable);
+    cuda_attn_run_problem(&problem, "fa3", &hopper);
+    int64_t rows = attn_problem_tokens(&problem);
+    bool same = attn_same_bits(&hopper.out.tensor, 0, &portable.out.tensor, 0, rows) &&
+                attn_same_bits(&hopper.lse.tensor, 0, &portable.lse.tensor, 0, rows);
+    if (!same)
+        (void)printf("problem %llu: the kernels differ\n", (unsigned long long)seed);
+    attn_data_free(&portable);
+    attn_data_free(&hopper);
+    return same;
+}
+
+static void hopper_has_the_portable_bits(void **state)
+{
+    (void)state;
+    if (gpu.card != NULL && mst_cuda_of(gpu.device)->major != 9)
+        return;
+    const uint64_t problems = (uint64_t)check_part(gpu.card != NULL ? 400 : 12);
+    int64_t bad = 0;
+    for (uint64_t seed = 1; seed <= problems; seed++)
+        bad += !agree_on(seed);
+    gpu.aligned = false;
+    assert_int_equal(bad, 0);
+}
+
 static void backends_by_name(void **state)
 {
     (void)state;
@@ -375,7 +416,13 @@ static void backends_by_name(void **state)
     attn_destroy(&wrapper);
     desc.backend = "fa3";
     CHECK_FAILED(attn_create(gpu.device, ATTN_SELF, &desc, NULL, 0, &wrapper), MSTAR_NOT_SUPPORTED,
-                 "Hopper");
+                 "wgmma");
+    desc.head_dim = 80;
+    CHECK_OK(attn_create(gpu.device, ATTN_SELF, &desc, NULL, 0, &wrapper));
+    CHECK_OK(attn_query(&wrapper, &info));
+    assert_non_null(strstr(info.kernel, "bf16_hd80_g2"));
+    attn_destroy(&wrapper);
+    desc.head_dim = 16;
     desc.backend = "reference";
     CHECK_OK(attn_create(gpu.device, ATTN_SELF, &desc, NULL, 0, &wrapper));
     CHECK_OK(attn_query(&wrapper, &info));
@@ -405,6 +452,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(survives_failed_calls, cuda_attn_set_up,
                                         cuda_attn_tear_down),
         cmocka_unit_test_setup_teardown(picks_the_kernel_for_the_layout, cuda_attn_set_up,
+                                        cuda_attn_tear_down),
+        cmocka_unit_test_setup_teardown(hopper_has_the_portable_bits, cuda_attn_set_up,
                                         cuda_attn_tear_down),
         cmocka_unit_test_setup_teardown(backends_by_name, cuda_attn_set_up, cuda_attn_tear_down),
     };

@@ -1,0 +1,90 @@
+/*
+ * hopper.cuh - what attention's tall tiles ask of a Hopper card beside attn_group.cuh: barriers in
+ * shared memory, the copy engine.
+ */
+#ifndef MST_CUDA_HOPPER_CUH
+#define MST_CUDA_HOPPER_CUH
+
+#include <stdint.h>
+
+#include "cuda/tensor_map.h"
+
+namespace mst
+{
+
+/* ---- barriers -------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+/* After the last init, before a block's other threads and the copy engine see them. */
+__device__ __forceinline__ void barriers_made()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+/* Arrives when this thread's copies without waiting have. */
+__device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
+{
+    asm volatile("{\n.reg .pred p;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@!p bra again;\n}\n" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* Both; what one takes the other has already. */
+__device__ __forceinline__ void barrier_wait(uint32_t first, uint32_t first_parity, uint32_t second,
+                                             uint32_t second_parity)
+{
+    asm volatile("{\n.reg .pred p, q;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 q, [%2], %3;\n"
+                 "and.pred p, p, q;\n"
+                 "@!p bra again;\n}\n" ::"r"(first),
+                 "r"(first_parity), "r"(second), "r"(second_parity)
+                 : "memory");
+}
+
+/* ---- the copy engine ------------------------------------------------------------------------- */
+
+/* A box at (first element, head, first row), whose bytes the barrier counts. */
+__device__ __forceinline__ void fetch(uint32_t to, const mst_cuda_tensor_map *map, int32_t element,
+                                      int32_t head, int32_t row, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(map), "r"(element), "r"(head), "r"(row), "r"(barrier)
+                 : "memory");
+}
+
+/* ---- matrix instructions --------------------------------------------------------------------- */
+
+/* A matrix in shared memory, as the instructions have it described: rows 128 bytes apart, their
+ * 16-byte pieces swizzled in groups of 8 rows. The low word tells where it begins, and how many
+ * bytes on the next 64 columns are where those are not what is summed over; the high word is
+ * always the same. A description moves by adding bytes / 16. */
+__device__ __forceinline__ uint32_t describe_low(uint32_t address, uint32_t step)
+{
+    return (address & 0x3ffffu) >> 4 | step >> 4 << 16;
+}
+#define MST_DESCRIBED_HIGH 0x40000040
+
+} // namespace mst
+
+#endif

@@ -101,7 +101,8 @@ MSTAR_API mstar_status mstar_stream_wrap(mstar_device *device, void *native, mst
 /* The CUstream behind a stream, borrowed; NULL on the CPU. */
 MSTAR_API void *mstar_stream_get_native(const mstar_stream *stream);
 MSTAR_API void mstar_stream_destroy(mstar_stream *stream);
-/* Returns when all work queued on the stream has finished. */
+/* Returns when all work queued on the stream has finished. MSTAR_OUT_OF_ORDER while a GPU's stream
+ * captures, whose capture goes on. */
 MSTAR_API mstar_status mstar_stream_synchronize(mstar_stream *stream);
 /* The device of a stream, borrowed. */
 MSTAR_API mstar_device *mstar_stream_get_device(const mstar_stream *stream);

@@ -215,10 +215,10 @@ mstar_status mst_attn_config_read(const mstar_device *device, mst_attn_kind kind
     read.shape.head_dim = full.head_dim;
     read.shape.window_left = normal_window(full.window_left);
     read.shape.window_right = normal_window(full.window_right);
+    MST_TRY(mstar_padded_head_dim(full.head_dim, &read.padded_head_dim));
     MST_TRY(read_backend(device, full.backend, &read));
     read.graph = full.accelerator_graph == 1;
     MST_TRY(read_ceilings(&full, &read));
-    MST_TRY(mstar_padded_head_dim(full.head_dim, &read.padded_head_dim));
     read.kv_layout = full.kv_layout;
     read.return_lse = full.return_lse == 1;
     *config = read;

@@ -843,7 +843,7 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
         int part_keys = same(get(base::PART_KEYS));
         float *own = a.own_partials + (int64_t)blockIdx.x * SLOT_FLOATS;
         for (bool first = true;; first = false) {
-            int key_end = min(item_end, (key_begin / part_keys + 1) * part_keys);
+            int key_end = base::part_end(key_begin, part_keys, item_end);
             attend(a, causal, kv_head, key_begin, key_end);
             if (!first)
                 base::merge_before(a, own);
@@ -887,6 +887,7 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
             /* rows of out take the place of q's */
             q_smem = rows_at(number, group()) - (uint32_t)(group() * 64 * PITCH);
             take_rows(number);
+            meet(2 + group(), GROUP); /* before rows of out lie over those of other warps */
             compute(a, causal, (int)(work % (unsigned)a.num_kv_heads));
             __syncwarp();
             tell(q_free(number));

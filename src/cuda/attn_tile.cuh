@@ -1258,6 +1258,13 @@ struct tile {
             copy16(q_smem + WORDS_FROM + (parity * 3 + i) * WORDS_PITCH, from + i * 16);
     }
 
+    /* The end of the part that a key is of; the last part may end where 32 bits do. */
+    __device__ __forceinline__ static int part_end(int key, int part_keys, int end)
+    {
+        int room = part_keys - key % part_keys;
+        return end - key <= room ? end : key + room;
+    }
+
     /* One tile of one head: its rows of out, or its part of them. */
     __device__ __forceinline__ void compute(const mst_cuda_attn_args &a, int causal, int kv_head,
                                             char *smem)
@@ -1269,7 +1276,7 @@ struct tile {
         int part_keys = get(PART_KEYS);
         float *own = a.own_partials + (int64_t)blockIdx.x * SLOT_FLOATS;
         for (bool first = true;; first = false) {
-            int key_end = min(item_end, (key_begin / part_keys + 1) * part_keys);
+            int key_end = part_end(key_begin, part_keys, item_end);
             attend(a, causal, kv_head, key_begin, key_end);
             if (!first)
                 merge_before(a, own);

@@ -205,6 +205,21 @@ void mst_cuda_graph_query(const mstar_graph *graph, mstar_graph_info *info);
 /* Notes what a replay must check about a recorded attention. */
 mstar_status mst_cuda_record_attn(mstar_stream *stream, const mst_attn_call *call);
 
+/* ---- cuda_attn_kernel.c ---------------------------------------------------------------------- */
+
+/* Whether a shape has a plain kernel alone: f32, or by name. */
+bool mst_cuda_attn_is_plain(const mst_attn_shape *shape);
+/*
+ * The kernel for a shape: of those with its head dim, dtype and rows, one made for this kind of
+ * card, and the one with more stages where few tiles leave a multiprocessor to fewer blocks. Never
+ * NULL for rows that some kernel has.
+ */
+const mst_cuda_kernel *mst_cuda_attn_find(const mst_cuda *cuda, const mst_attn_shape *shape,
+                                          int32_t rows, bool few);
+/* The same for a layout that has so many tiles of 64 rows, or of 128. */
+const mst_cuda_kernel *mst_cuda_attn_pick(const mst_cuda *cuda, const mst_attn_shape *shape,
+                                          int64_t tiles_of_64, int64_t tiles_of_128);
+
 /* ---- cuda_attn_choice.c: pure functions ------------------------------------------------------ */
 
 /*

@@ -41,104 +41,6 @@ static int32_t group_of(const mst_attn_shape *shape)
     return shape->num_qo_heads / shape->num_kv_heads;
 }
 
-static bool is_plain(const mst_attn_shape *shape)
-{
-    return shape->reference || shape->dtype == MSTAR_DTYPE_F32;
-}
-
-/* Whether one of two kernels of a shape and of as many rows is to be taken. */
-static bool is_better(const mst_cuda_kernel *kernel, const mst_cuda_kernel *than, bool few)
-{
-    if (kernel->major != than->major)
-        return kernel->major > than->major;
-    return few ? kernel->stages > than->stages : kernel->stages < than->stages;
-}
-
-/* Tall tiles by the copy engine are for those who ask for them, until the kernels as they are have
- * run on a card; and for rows that lie on 16 bytes. */
-static bool takes_tall(const mst_attn_shape *shape)
-{
-    return shape->wanted == MST_ATTN_FA3 && shape->head_dim % 8 == 0;
-}
-
-/*
- * The kernel for a shape: of those with its head dim, dtype and rows, one made for this kind of
- * card, and the one with more stages where few tiles leave a multiprocessor to fewer blocks. Never
- * NULL for rows that some kernel has.
- */
-static const mst_cuda_kernel *find_kernel(const mst_cuda *cuda, const mst_attn_shape *shape,
-                                          int32_t rows, bool few)
-{
-    int32_t head_dim = is_plain(shape) ? 0 : mst_cuda_attn_tile_head_dim(shape->head_dim);
-    const mst_cuda_kernel *found = NULL;
-    for (int32_t i = 0; i < mst_cuda_num_kernels(); i++) {
-        const mst_cuda_kernel *kernel = mst_cuda_kernel_at(i);
-        if (kernel->dtype != shape->dtype || kernel->head_dim != head_dim || kernel->rows != rows)
-            continue;
-        if (kernel->major != 0 && (kernel->major != cuda->major || shape->wanted == MST_ATTN_FA2))
-            continue;
-        if (kernel->described && !takes_tall(shape))
-            continue;
-        if (found == NULL || is_better(kernel, found, few))
-            found = kernel;
-    }
-    return found;
-}
-
-/* The kernel for Hopper that backend "fa3" asks for: of tall tiles where there is one, or of low
- * ones, or NULL. */
-static const mst_cuda_kernel *find_fa3(const mst_cuda *cuda, const mst_attn_shape *shape)
-{
-    for (int32_t rows = 128; !is_plain(shape) && rows >= 64; rows -= 64) {
-        const mst_cuda_kernel *kernel = find_kernel(cuda, shape, rows, false);
-        if (kernel != NULL && kernel->major == 9)
-            return kernel;
-    }
-    return NULL;
-}
-
-/* The same for a kernel that was asked for by name. */
-static void find_wanted(const mst_cuda *cuda, const mst_attn_shape *shape, const char **symbol,
-                        const char **reason)
-{
-    const mst_cuda_kernel *kernel = shape->wanted == MST_ATTN_FA3 ? find_fa3(cuda, shape)
-                                    : is_plain(shape)             ? NULL
-                                                      : find_kernel(cuda, shape, 64, false);
-    *symbol = kernel != NULL ? kernel->symbol : NULL;
-    if (shape->dtype == MSTAR_DTYPE_F32)
-        *reason = "tensor cores take bf16 and f16, and desc.q_data_type is f32";
-    else if (kernel != NULL)
-        *reason = kernel->major == 9 ? "wgmma: asked for by backend \"fa3\""
-                                     : "mma.sync: asked for by backend \"fa2\"";
-    else if (cuda->major != 9)
-        *reason = "wgmma is of cards of compute capability 9.0, and this one is another";
-    else
-        *reason = "wgmma kernels are for head dims 49 to 128 and 241 to 256, some of them for "
-                  "multiples of 8 alone";
-}
-
-void mst_cuda_attn_kernel(const mstar_device *device, const mst_attn_shape *shape,
-                          const char **symbol, const char **reason)
-{
-    if (shape->wanted != MST_ATTN_ANY) {
-        find_wanted(mst_cuda_of(device), shape, symbol, reason);
-        return;
-    }
-    const mst_cuda_kernel *kernel = find_kernel(mst_cuda_of(device), shape, 64, false);
-    *symbol = kernel->symbol;
-    if (shape->reference)
-        *reason = "asked for by backend \"reference\"";
-    else if (shape->dtype == MSTAR_DTYPE_F32)
-        *reason = "f32 has no tensor-core kernel";
-    else if (kernel->major == 9)
-        *reason = "wgmma, which cards of compute capability 9.0 have";
-    else if (mst_cuda_of(device)->major == 9)
-        *reason = "mma.sync: wgmma kernels are for head dims 49 to 64, 113 to 128, 241 to 256; "
-                  "tile height and stages are chosen for each plan";
-    else
-        *reason = "mma.sync; tile height and stages are chosen for each plan";
-}
-
 /* Blocks of 64 rows that one multiprocessor is given at most. */
 static int32_t blocks_limit(const mst_attn_shape *shape)
 {
@@ -149,7 +51,7 @@ static int32_t blocks_limit(const mst_attn_shape *shape)
  * where none is cut. */
 static int32_t least_split(const mst_attn_shape *shape)
 {
-    int64_t part = is_plain(shape)
+    int64_t part = mst_cuda_attn_is_plain(shape)
                        ? 0
                        : mst_cuda_attn_part_keys(mst_cuda_attn_tile_head_dim(shape->head_dim), 1,
                                                  shape->num_kv_heads, INT32_MAX);
@@ -166,7 +68,7 @@ size_t mst_cuda_attn_scratch_bytes(const mstar_device *device, const mst_attn_sh
     if (!may_split(shape))
         return 0;
     const mst_cuda *cuda = mst_cuda_of(device);
-    size_t slot = (size_t)find_kernel(cuda, shape, 64, false)->slot_floats * sizeof(float);
+    size_t slot = (size_t)mst_cuda_attn_find(cuda, shape, 64, false)->slot_floats * sizeof(float);
     size_t blocks = (size_t)cuda->multiprocessors * (size_t)blocks_limit(shape);
     return slot * (MAX_SLOTS + blocks);
 }
@@ -198,16 +100,7 @@ static mstar_status bound_items(const mst_attn_shape *shape, int64_t num_segment
 static mstar_status choose_kernel(mst_cuda *cuda, mst_cuda_attn_image *image, int64_t tiles_of_64,
                                   int64_t tiles_of_128)
 {
-    const mst_attn_shape *shape = &image->shape;
-    int32_t rows = 64;
-    if (!is_plain(shape))
-        rows = mst_cuda_attn_tile_rows(cuda->major, mst_cuda_attn_tile_head_dim(shape->head_dim),
-                                       tiles_of_64, tiles_of_128, shape->num_kv_heads,
-                                       cuda->multiprocessors);
-    bool few = tiles_of_64 * shape->num_kv_heads <= (int64_t)2 * cuda->multiprocessors;
-    if (shape->wanted == MST_ATTN_FA3)
-        rows = find_fa3(cuda, shape)->rows;
-    image->kernel = find_kernel(cuda, shape, rows, few);
+    image->kernel = mst_cuda_attn_pick(cuda, &image->shape, tiles_of_64, tiles_of_128);
     return mst_cuda_function_get(cuda, image->kernel, &image->function);
 }
 
@@ -216,8 +109,6 @@ static mstar_status take_memory(mstar_device *device, mst_cuda_attn_image *image
     void *memory = NULL;
     MST_TRY(device->backend->memory_alloc(
         device, ITEMS_AT + (size_t)max_items * sizeof(mst_cuda_attn_item), &memory));
-    if (image->memory != NULL)
-        device->backend->memory_free(device, image->memory); /* waits for what still reads it */
     image->memory = memory;
     image->max_items = max_items;
     return MSTAR_OK;
@@ -285,6 +176,32 @@ static void *handle_or_own(const mst_cuda *cuda, const mstar_stream *stream)
     return stream != NULL ? mst_cuda_handle(stream) : cuda->stream;
 }
 
+/* More memory, with the plan that is in force until another is complete: what comes after may fail.
+ */
+static mstar_status grow_memory(mstar_device *device, mst_cuda_attn_image *image, void *handle,
+                                int64_t items)
+{
+    mst_cuda *cuda = mst_cuda_of(device);
+    void *memory = NULL;
+    int64_t max_items = mst_max_i64(items, 2 * image->max_items);
+    MST_TRY(device->backend->memory_alloc(
+        device, ITEMS_AT + (size_t)max_items * sizeof(mst_cuda_attn_item), &memory));
+    mstar_status status = mst_cuda_check(
+        cuda->driver,
+        cuda->driver->copy(mst_cuda_address(memory), mst_cuda_address(image->memory),
+                           ITEMS_AT + (size_t)image->num_items * sizeof(mst_cuda_attn_item),
+                           handle),
+        "moving a plan");
+    if (status != MSTAR_OK) {
+        device->backend->memory_free(device, memory);
+        return status;
+    }
+    device->backend->memory_free(device, image->memory); /* waits for what still reads it */
+    image->memory = memory;
+    image->max_items = max_items;
+    return MSTAR_OK;
+}
+
 mstar_status mst_cuda_attn_image_begin(mstar_stream *stream, mstar_device *device, void *image,
                                        int64_t num_segments, int64_t num_tokens)
 {
@@ -296,7 +213,7 @@ mstar_status mst_cuda_attn_image_begin(mstar_stream *stream, mstar_device *devic
     void *handle = handle_or_own(cuda, stream);
     mstar_status status = mst_cuda_check_not_capturing(cuda, handle, "plan");
     if (status == MSTAR_OK && items > own->max_items)
-        status = take_memory(device, own, mst_max_i64(items, 2 * own->max_items));
+        status = grow_memory(device, own, handle, items);
     if (status == MSTAR_OK && own->stage != NULL && own->stage->bytes < upload_bytes(items)) {
         mst_cuda_stage_drop(cuda, own->stage);
         own->stage = NULL;

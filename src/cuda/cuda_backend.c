@@ -364,7 +364,14 @@ static void *stream_native(const mstar_stream *stream)
 static mstar_status stream_synchronize(mstar_stream *stream)
 {
     const mst_cuda *cuda = mst_cuda_of(stream->device);
-    CALL(cuda, cuda->driver->stream_synchronize(mst_cuda_handle(stream)), "waiting for the stream");
+    void *handle = mst_cuda_handle(stream);
+    MST_TRY(mst_cuda_enter(cuda));
+    mstar_status status = mst_cuda_check_not_capturing(cuda, handle, "waiting for a stream");
+    if (status == MSTAR_OK)
+        status = mst_cuda_check(cuda->driver, cuda->driver->stream_synchronize(handle),
+                                "waiting for the stream");
+    mst_cuda_leave(cuda);
+    return status;
 }
 
 static mstar_status event_open(mstar_event *event)

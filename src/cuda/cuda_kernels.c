@@ -254,6 +254,19 @@ void mst_cuda_modules_unload(mst_cuda *cuda)
 static const mstar_kernel_info products[] = {PRODUCT(f32), PRODUCT(bf16), PRODUCT(f16)};
 #define NUM_PRODUCTS ((int32_t)(sizeof products / sizeof products[0]))
 
+static const char *row_reason(const mstar_device *device, int32_t index)
+{
+    mst_cuda *cuda = mst_cuda_of(device);
+    (void)pthread_mutex_lock(&cuda->lock);
+    mst_cuda_function function = cuda->functions[index];
+    (void)pthread_mutex_unlock(&cuda->lock);
+    if (function.handle == NULL)
+        return "one kernel for f32, bf16 and f16; loaded with the first stream";
+    return function.overlaps ? "one kernel for f32, bf16 and f16; begins while the one before ends"
+                             : "one kernel for f32, bf16 and f16; begins after the one before: to "
+                               "wait itself it needs sm_90 and driver 12.3";
+}
+
 mstar_status mst_cuda_query_kernel(const mstar_device *device, int32_t index,
                                    mstar_kernel_info *info)
 {
@@ -268,10 +281,7 @@ mstar_status mst_cuda_query_kernel(const mstar_device *device, int32_t index,
     info->symbol = kernels[index].symbol;
     if (index < MST_CUDA_ROW_OPS) {
         info->dtype = "any";
-        info->reason = mst_cuda_of(device)->functions[index].overlaps
-                           ? "one kernel for f32, bf16 and f16; begins while the one before ends"
-                           : "one kernel for f32, bf16 and f16; begins after the one before: to "
-                             "wait itself it needs sm_90 and driver 12.3";
+        info->reason = row_reason(device, index);
         return MSTAR_OK;
     }
     info->dtype = mstar_dtype_name(kernels[index].dtype);

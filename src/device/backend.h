@@ -81,7 +81,6 @@ typedef struct mst_compiled {
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
-/* What a wrapper is, fixed at create. */
 /* A kernel of a GPU that was asked for by name. */
 typedef enum mst_attn_wanted {
     MST_ATTN_ANY,
@@ -89,6 +88,7 @@ typedef enum mst_attn_wanted {
     MST_ATTN_FA3  /* the one for Hopper */
 } mst_attn_wanted;
 
+/* What a wrapper is, fixed at create. */
 typedef struct mst_attn_shape {
     int32_t num_qo_heads, num_kv_heads, head_dim;
     mstar_dtype dtype;

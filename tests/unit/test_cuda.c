@@ -342,6 +342,8 @@ static void the_callers_capture(void **state)
                  "a copy of host memory was called while its stream captures");
     CHECK_FAILED(mstar_buffer_download(buffer, stream, 0, back, 4), MSTAR_OUT_OF_ORDER, "captures");
     CHECK_FAILED(mstar_graph_capture_begin(stream), MSTAR_OUT_OF_ORDER, "MOCK_ERROR_900");
+    CHECK_FAILED(mstar_stream_synchronize(stream), MSTAR_OUT_OF_ORDER,
+                 "waiting for a stream was called while its stream captures");
     mock->capturing = NULL;
     CHECK_OK(mstar_buffer_upload(buffer, stream, 0, bytes, 4));
     CHECK_OK(mstar_buffer_download(buffer, stream, 0, back, 4));

@@ -1,0 +1,113 @@
+/*
+ * cuda_attn_kernel.c - which attention kernel serves a shape on a card, and why.
+ */
+#include "cuda/cuda.h"
+
+bool mst_cuda_attn_is_plain(const mst_attn_shape *shape)
+{
+    return shape->reference || shape->dtype == MSTAR_DTYPE_F32;
+}
+
+/* Whether one of two kernels of a shape and of as many rows is to be taken. */
+static bool is_better(const mst_cuda_kernel *kernel, const mst_cuda_kernel *than, bool few)
+{
+    if (kernel->major != than->major)
+        return kernel->major > than->major;
+    return few ? kernel->stages > than->stages : kernel->stages < than->stages;
+}
+
+/* Tall tiles by the copy engine are for those who ask for them, until the kernels as they are have
+ * run on a card; and for rows that lie on 16 bytes. */
+static bool takes_tall(const mst_attn_shape *shape)
+{
+    return shape->wanted == MST_ATTN_FA3 && shape->head_dim % 8 == 0;
+}
+
+const mst_cuda_kernel *mst_cuda_attn_find(const mst_cuda *cuda, const mst_attn_shape *shape,
+                                          int32_t rows, bool few)
+{
+    int32_t head_dim =
+        mst_cuda_attn_is_plain(shape) ? 0 : mst_cuda_attn_tile_head_dim(shape->head_dim);
+    const mst_cuda_kernel *found = NULL;
+    for (int32_t i = 0; i < mst_cuda_num_kernels(); i++) {
+        const mst_cuda_kernel *kernel = mst_cuda_kernel_at(i);
+        if (kernel->dtype != shape->dtype || kernel->head_dim != head_dim || kernel->rows != rows)
+            continue;
+        if (kernel->major != 0 && (kernel->major != cuda->major || shape->wanted == MST_ATTN_FA2))
+            continue;
+        if (kernel->described && !takes_tall(shape))
+            continue;
+        if (found == NULL || is_better(kernel, found, few))
+            found = kernel;
+    }
+    return found;
+}
+
+/* The kernel for Hopper that backend "fa3" asks for: of low tiles where there is one, or of tall
+ * ones, or NULL. */
+static const mst_cuda_kernel *find_fa3(const mst_cuda *cuda, const mst_attn_shape *shape)
+{
+    for (int32_t rows = 64; !mst_cuda_attn_is_plain(shape) && rows <= 128; rows += 64) {
+        const mst_cuda_kernel *kernel = mst_cuda_attn_find(cuda, shape, rows, false);
+        if (kernel != NULL && kernel->major == 9)
+            return kernel;
+    }
+    return NULL;
+}
+
+/* The same for a kernel that was asked for by name. */
+static void find_wanted(const mst_cuda *cuda, const mst_attn_shape *shape, const char **symbol,
+                        const char **reason)
+{
+    const mst_cuda_kernel *kernel = shape->wanted == MST_ATTN_FA3 ? find_fa3(cuda, shape)
+                                    : mst_cuda_attn_is_plain(shape)
+                                        ? NULL
+                                        : mst_cuda_attn_find(cuda, shape, 64, false);
+    *symbol = kernel != NULL ? kernel->symbol : NULL;
+    if (shape->dtype == MSTAR_DTYPE_F32)
+        *reason = "tensor cores take bf16 and f16, and desc.q_data_type is f32";
+    else if (kernel != NULL)
+        *reason = kernel->major == 9 ? "wgmma: asked for by backend \"fa3\""
+                                     : "mma.sync: asked for by backend \"fa2\"";
+    else if (cuda->major != 9)
+        *reason = "wgmma is of cards of compute capability 9.0, and this one is another";
+    else
+        *reason =
+            "wgmma kernels are for head dims 49 to 64, 72, 80, 88, 96, 113 to 128 and 241 to 256";
+}
+
+void mst_cuda_attn_kernel(const mstar_device *device, const mst_attn_shape *shape,
+                          const char **symbol, const char **reason)
+{
+    if (shape->wanted != MST_ATTN_ANY) {
+        find_wanted(mst_cuda_of(device), shape, symbol, reason);
+        return;
+    }
+    const mst_cuda_kernel *kernel = mst_cuda_attn_find(mst_cuda_of(device), shape, 64, false);
+    *symbol = kernel->symbol;
+    if (shape->reference)
+        *reason = "asked for by backend \"reference\"";
+    else if (shape->dtype == MSTAR_DTYPE_F32)
+        *reason = "f32 has no tensor-core kernel";
+    else if (kernel->major == 9)
+        *reason = "wgmma, which cards of compute capability 9.0 have";
+    else if (mst_cuda_of(device)->major == 9)
+        *reason = "mma.sync: wgmma kernels are for head dims 49 to 64, 113 to 128, 241 to 256; "
+                  "tile height and stages are chosen for each plan";
+    else
+        *reason = "mma.sync; tile height and stages are chosen for each plan";
+}
+
+const mst_cuda_kernel *mst_cuda_attn_pick(const mst_cuda *cuda, const mst_attn_shape *shape,
+                                          int64_t tiles_of_64, int64_t tiles_of_128)
+{
+    int32_t rows = 64;
+    if (shape->wanted == MST_ATTN_FA3)
+        rows = find_fa3(cuda, shape)->rows;
+    else if (!mst_cuda_attn_is_plain(shape))
+        rows = mst_cuda_attn_tile_rows(shape->wanted == MST_ATTN_FA2 ? 0 : cuda->major,
+                                       mst_cuda_attn_tile_head_dim(shape->head_dim), tiles_of_64,
+                                       tiles_of_128, shape->num_kv_heads, cuda->multiprocessors);
+    bool few = tiles_of_64 * shape->num_kv_heads <= (int64_t)2 * cuda->multiprocessors;
+    return mst_cuda_attn_find(cuda, shape, rows, few);
+}

@@ -80,7 +80,7 @@ typedef struct mstar_ragged_prefill_desc {
     int64_t window_right; /* -1 no limit; else at most this many after it */
     const char *backend;  /* NULL or "auto", "native", "reference"; on a GPU, for bf16 and f16, also
                              "fa2", the tensor-core kernel by mma.sync, and "fa3", one by wgmma,
-                             refused  where the card or the head dim has none. fa2 and fa3 give the
+                             refused where the card or the head dim has none. fa2 and fa3 give the
                              same bits up to  head dim 240 */
     int32_t value_head_dim; /* reserved: -1 */
     int32_t num_sinks;      /* reserved: 0 */

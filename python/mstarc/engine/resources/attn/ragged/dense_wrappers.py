@@ -1,7 +1,8 @@
 """Ragged attention through the FA3 kernel, behind the abstract classes' own arguments.
 
-On Hopper GPUs the kernel named "fa3" is taken; on other devices, the CPU among them, the best one
-there is, and info["kernel_reason"] says why. Results agree with those of the other wrappers within
+On Hopper GPUs the kernel named "fa3" is taken (docs/gpu.md says for which head dims, and which
+of its kernels have yet to run on a card); on other devices, the CPU among them, the best one there
+is, and info["kernel_reason"] says why. Results agree with those of the other wrappers within
 rounding.
 """
 from __future__ import annotations

@@ -181,24 +181,22 @@ static void *handle_or_own(const mst_cuda *cuda, const mstar_stream *stream)
 static mstar_status grow_memory(mstar_device *device, mst_cuda_attn_image *image, void *handle,
                                 int64_t items)
 {
-    mst_cuda *cuda = mst_cuda_of(device);
-    void *memory = NULL;
-    int64_t max_items = mst_max_i64(items, 2 * image->max_items);
-    MST_TRY(device->backend->memory_alloc(
-        device, ITEMS_AT + (size_t)max_items * sizeof(mst_cuda_attn_item), &memory));
-    mstar_status status = mst_cuda_check(
-        cuda->driver,
-        cuda->driver->copy(mst_cuda_address(memory), mst_cuda_address(image->memory),
-                           ITEMS_AT + (size_t)image->num_items * sizeof(mst_cuda_attn_item),
-                           handle),
-        "moving a plan");
+    const mst_cuda *cuda = mst_cuda_of(device);
+    unsigned char *former = image->memory;
+    int64_t former_items = image->max_items;
+    MST_TRY(take_memory(device, image, mst_max_i64(items, 2 * former_items)));
+    mstar_status status =
+        mst_cuda_check(cuda->driver,
+                       cuda->driver->copy(mst_cuda_address(image->memory), mst_cuda_address(former),
+                                          HEADER_AT + upload_bytes(image->num_items), handle),
+                       "moving a plan");
     if (status != MSTAR_OK) {
-        device->backend->memory_free(device, memory);
+        device->backend->memory_free(device, image->memory);
+        image->memory = former;
+        image->max_items = former_items;
         return status;
     }
-    device->backend->memory_free(device, image->memory); /* waits for what still reads it */
-    image->memory = memory;
-    image->max_items = max_items;
+    device->backend->memory_free(device, former); /* waits for what still reads it */
     return MSTAR_OK;
 }
 

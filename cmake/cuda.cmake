@@ -29,7 +29,7 @@ file(MAKE_DIRECTORY ${MST_CUDA_IMAGE_FOLDER})
 file(GLOB MST_CUDA_ATTN_HEADERS CONFIGURE_DEPENDS src/cuda/attn_*.cuh src/cuda/*.def src/cuda/attn_args.h src/cuda/half_types.cuh
     src/cuda/hopper.cuh src/cuda/tensor_map.h)
 file(GLOB MST_CUDA_ROW_HEADERS CONFIGURE_DEPENDS src/cuda/row_*.h src/cuda/linear_args.h src/cuda/half_types.cuh
-    src/cuda/tensor_map.h)
+    src/cuda/hopper.cuh src/cuda/tensor_map.h)
 set(MST_CUDA_IMAGE_FILES "")
 set(mst_image_text "/* Written by cmake/cuda.cmake: the images as data. */\n")
 

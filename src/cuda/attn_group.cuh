@@ -9,6 +9,7 @@
 #define MST_CUDA_ATTN_GROUP_CUH
 
 #include "cuda/half_types.cuh"
+#include "cuda/hopper.cuh"
 
 #define MST_GROUP
 
@@ -21,22 +22,6 @@ __device__ __forceinline__ uint64_t describe(uint32_t address, uint32_t panel_by
 {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(panel_bytes >> 4) << 16 |
            (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
-}
-
-/* What this thread wrote to shared memory becomes visible to matrix instructions. */
-__device__ __forceinline__ void show_writes()
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-__device__ __forceinline__ void multiply_begin()
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void multiply_commit()
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
 /* Until at most so many of the last committed are not done; c is read or written after it. */

@@ -37,15 +37,11 @@ namespace mst
 #define MST_SUMS_32(c) MST_SUMS_8(c, 0), MST_SUMS_8(c, 2), MST_SUMS_8(c, 4), MST_SUMS_8(c, 6)
 #define MST_SUMS_40(c) MST_SUMS_32(c), MST_SUMS_8(c, 8)
 #define MST_SUMS_48(c) MST_SUMS_40(c), MST_SUMS_8(c, 10)
-#define MST_SUMS_64(c) MST_SUMS_48(c), MST_SUMS_8(c, 12), MST_SUMS_8(c, 14)
 #define MST_NAMES_32                                                                             \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
     "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define MST_NAMES_40 MST_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define MST_NAMES_48 MST_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
-#define MST_NAMES_64                                                                             \
-    MST_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, " \
-                 "%63"
 
 /* c [64 x n] = a [64 x 16] b [16 x n], + c where kept; a in registers, b described: n of k 16 rows,
  * or of v 16 rows where TRANSPOSED. */
@@ -73,8 +69,7 @@ __device__ __forceinline__ void multiply_add(float (&c)[GROUPS][4], const uint32
     MST_MULTIPLY_ADD(TYPE, 0, 64, 32, 32, 33, 34, 35, 36, 37) \
     MST_MULTIPLY_ADD(TYPE, 1, 64, 32, 32, 33, 34, 35, 36, 37) \
     MST_MULTIPLY_ADD(TYPE, 1, 80, 40, 40, 41, 42, 43, 44, 45) \
-    MST_MULTIPLY_ADD(TYPE, 1, 96, 48, 48, 49, 50, 51, 52, 53) \
-    MST_MULTIPLY_ADD(TYPE, 1, 128, 64, 64, 65, 66, 67, 68, 69)
+    MST_MULTIPLY_ADD(TYPE, 1, 96, 48, 48, 49, 50, 51, 52, 53)
 MST_MULTIPLY_ADDS(bf16)
 MST_MULTIPLY_ADDS(f16)
 #undef MST_MULTIPLY_ADDS

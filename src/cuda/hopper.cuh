@@ -1,6 +1,6 @@
 /*
- * hopper.cuh - what attention's tall tiles ask of a Hopper card beside attn_group.cuh: barriers in
- * shared memory, the copy engine.
+ * hopper.cuh - what kernels of all kinds ask of a Hopper card: barriers in shared memory, the copy
+ * engine, what goes around its matrix instructions.
  */
 #ifndef MST_CUDA_HOPPER_CUH
 #define MST_CUDA_HOPPER_CUH
@@ -31,11 +31,6 @@ __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
-}
-/* Arrives when this thread's copies without waiting have. */
-__device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier)
-{
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
 {
@@ -74,6 +69,22 @@ __device__ __forceinline__ void fetch(uint32_t to, const mst_cuda_tensor_map *ma
 }
 
 /* ---- matrix instructions --------------------------------------------------------------------- */
+
+/* What this thread wrote to shared memory becomes visible to matrix instructions. */
+__device__ __forceinline__ void show_writes()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void multiply_begin()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void multiply_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 
 /* A matrix in shared memory, as the instructions have it described: rows 128 bytes apart, their
  * 16-byte pieces swizzled in groups of 8 rows. The low word tells where it begins, and how many

@@ -13,6 +13,7 @@
  * writes, are fetched then, and nothing else is read or written.
  */
 #include "cuda/half_types.cuh"
+#include "cuda/hopper.cuh"
 #include "cuda/linear_args.h"
 
 #define MST_DEVICE static __device__ __forceinline__
@@ -102,8 +103,14 @@ typedef mst_cuda_linear_args linear_args;
 namespace
 {
 
+using mst::barrier_arrive;
+using mst::barrier_expect;
+using mst::barrier_init;
+using mst::barrier_wait;
 using mst::bf16;
 using mst::f16;
+using mst::multiply_begin;
+using mst::multiply_commit;
 using mst::pack;
 using mst::widen;
 
@@ -230,14 +237,6 @@ __device__ __forceinline__ uint64_t describe(uint32_t address)
            (uint64_t)1 << 62;
 }
 
-__device__ __forceinline__ void multiply_begin()
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void multiply_commit()
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
 /* Until at most so many of the last committed are not done; c is read or written after it. */
 template <int LEFT, int SUMS> __device__ __forceinline__ void multiply_wait(float (&c)[SUMS])
 {
@@ -245,29 +244,6 @@ template <int LEFT, int SUMS> __device__ __forceinline__ void multiply_wait(floa
 #pragma unroll
     for (int i = 0; i < SUMS; i++)
         asm volatile("" : "+f"(c[i])::"memory");
-}
-
-__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
-}
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-}
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
-{
-    asm volatile("{\n.reg .pred p;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                 "@!p bra again;\n}\n" ::"r"(barrier),
-                 "r"(parity)
-                 : "memory");
 }
 
 /* A box at (first element, first row), whose bytes the barrier counts. */

@@ -7,10 +7,12 @@
  * and writes the zeros).
  *
  * The list runs from the heaviest item to the lightest, so that threads that take the next free
- * item finish together. It is sorted while it is made: first the items of each cost class are
- * counted, then each item is put at its class's next place. That is stable, linear, and needs no
- * memory besides the list. Within a class, items stand segment by segment, head group by head
- * group, then by rows, so neighbours share their keys in cache.
+ * item finish together. Under a mask the items of one segment are of many weights, and far apart in
+ * such a list; where the backend names what its cache holds, the list runs so through as many
+ * segments at a time, and then through the next. It is sorted while it is made: first the items of
+ * each cost class are counted, then each item is put at its class's next place. That is stable,
+ * linear, and needs no memory besides the list. Within a class, items stand segment by segment,
+ * head group by head group, then by rows, so neighbours share their keys in cache.
  *
  * Storage is one block. Its size comes from an arena in counting mode, and the same function then
  * cuts it. Eager mode lets it grow by doubling; graph mode takes all at create. Nothing of the plan
@@ -31,6 +33,7 @@ typedef struct planner {
     bool causal;
     bool masked;         /* some row may see less than all keys */
     mst_attn_tile fixed; /* the tile of every segment; rows 0: the backend names each one's */
+    int64_t near_tokens; /* keys of the segments that are listed together; INT64_MAX: of all */
     mst_attn_cut *known;
 } planner;
 
@@ -204,15 +207,56 @@ static void cut_alike(planner *p, int64_t segment, int64_t *next, mst_attn_item 
     items[next[cut->classes[LAST][LAST]]++] = item_of(segment, row, cut->lq - row, keys, 0, heads);
 }
 
-/* Counts of the classes become their first places. */
-static void starts_of(int64_t *classes)
+/* Counts of the classes become their first places, from first on; the end of the last. */
+static int64_t starts_of(int64_t *classes, int64_t first)
 {
-    int64_t sum = 0;
+    int64_t sum = first;
     for (int32_t i = 0; i < MST_ATTN_COST_CLASSES; i++) {
         int64_t count = classes[i];
         classes[i] = sum;
         sum += count;
     }
+    return sum;
+}
+
+/* One past the last segment that is listed with first: of those whose keys stay near together, or
+ * all that follow where it has too many alone. */
+static int64_t near_end(const planner *p, int64_t first)
+{
+    const int32_t *kv = p->layout->kv_offsets;
+    int64_t end = first + 1;
+    if (kv[end] - kv[first] > p->near_tokens)
+        return p->layout->num_segments;
+    while (end < p->layout->num_segments && (int64_t)kv[end + 1] - kv[first] <= p->near_tokens)
+        end++;
+    return end;
+}
+
+/* The list under a mask. */
+static void list_masked(planner *p, mst_attn_item *items)
+{
+    int64_t end, num_items = 0;
+    for (int64_t first = 0; first < p->layout->num_segments; first = end) {
+        int64_t classes[MST_ATTN_COST_CLASSES] = {0};
+        end = near_end(p, first);
+        for (int64_t segment = first; segment < end; segment++)
+            count_masked(p, segment, classes);
+        num_items = starts_of(classes, num_items);
+        for (int64_t segment = first; segment < end; segment++)
+            cut_segment(p, segment, classes, items);
+    }
+}
+
+/* The same where every row sees all keys; classes: the items of each. */
+static void list_alike(planner *p, int64_t *classes, mst_attn_item *items)
+{
+    bool all_heads = p->fixed.heads >= p->shape->num_kv_heads;
+    (void)starts_of(classes, 0);
+    for (int64_t segment = 0; segment < p->layout->num_segments; segment++)
+        if (all_heads)
+            cut_alike(p, segment, classes, items);
+        else
+            cut_segment(p, segment, classes, items);
 }
 
 /* Cuts a block for so many offsets a side and items; with a counting arena, finds its size. */
@@ -345,11 +389,14 @@ mstar_status mst_attn_plan_make(mst_attn_plan *plan, const mstar_device *device,
                  .group = config->shape.num_qo_heads / config->shape.num_kv_heads,
                  .causal = causal,
                  .known = plan->known,
+                 .near_tokens = INT64_MAX,
                  .masked =
                      causal || config->shape.window_left >= 0 || config->shape.window_right >= 0};
     bool one_side = config->kind == MST_ATTN_SELF;
     if (device->backend->attn_tile == NULL)
         p.fixed = worst_tile(device, &config->shape);
+    if (device->backend->attn_near_tokens != NULL)
+        p.near_tokens = device->backend->attn_near_tokens(device, &config->shape);
 
     /* counted without a walk over the items, so that a layout too large for memory is refused at
        once */
@@ -375,15 +422,10 @@ mstar_status mst_attn_plan_make(mst_attn_plan *plan, const mstar_device *device,
     }
 
     /* nothing fails from here on */
-    for (int64_t segment = 0; p.masked && segment < layout->num_segments; segment++)
-        count_masked(&p, segment, classes);
-    starts_of(classes);
-    bool alike = !p.masked && p.fixed.heads >= config->shape.num_kv_heads;
-    for (int64_t segment = 0; segment < layout->num_segments; segment++)
-        if (alike)
-            cut_alike(&p, segment, classes, plan->items);
-        else
-            cut_segment(&p, segment, classes, plan->items);
+    if (p.masked)
+        list_masked(&p, plan->items);
+    else
+        list_alike(&p, classes, plan->items);
     copy_offsets(plan->q_offsets, layout->q_offsets, layout->num_segments,
                  config->max_num_segments);
     if (!one_side)

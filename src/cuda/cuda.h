@@ -183,6 +183,7 @@ void mst_cuda_attn_kernel(const mstar_device *device, const mst_attn_shape *shap
                           const char **symbol, const char **reason);
 size_t mst_cuda_attn_scratch_bytes(const mstar_device *device, const mst_attn_shape *shape);
 mst_attn_tile mst_cuda_attn_worst_tile(const mstar_device *device, const mst_attn_shape *shape);
+int64_t mst_cuda_attn_near_tokens(const mstar_device *device, const mst_attn_shape *shape);
 mstar_status mst_cuda_attn_image_create(mstar_device *device, const mst_attn_shape *shape,
                                         int64_t max_segments, int64_t max_tokens, void **image);
 void mst_cuda_attn_image_destroy(mstar_device *device, void *image);

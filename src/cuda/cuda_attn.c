@@ -17,6 +17,9 @@
  * leaves the rest of its parts to be done one after the other, with the same bits. */
 #define MAX_SLOTS 640
 #define ITEM_ROWS 128 /* rows of the group in an item of the planner's list */
+/* Keys and values of segments that are listed together under a mask: a third of an H200's
+ * second-level cache, and work for all of its multiprocessors. */
+#define NEAR_BYTES (16LL << 20)
 
 typedef struct mst_cuda_attn_image {
     mst_attn_shape shape;
@@ -79,6 +82,14 @@ mst_attn_tile mst_cuda_attn_worst_tile(const mstar_device *device, const mst_att
     (void)device;
     return (mst_attn_tile){(int32_t)mst_max_i64(ITEM_ROWS / group_of(shape), 1),
                            shape->num_kv_heads};
+}
+
+int64_t mst_cuda_attn_near_tokens(const mstar_device *device, const mst_attn_shape *shape)
+{
+    (void)device;
+    int64_t token_bytes =
+        2LL * shape->num_kv_heads * shape->head_dim * (int64_t)mstar_dtype_bytes(shape->dtype);
+    return NEAR_BYTES / token_bytes;
 }
 
 /* The most items that a layout can give: its tiles, and what splitting may add. */

@@ -469,6 +469,7 @@ const mst_backend *mst_cuda_backend(void)
         .attn_kernel = mst_cuda_attn_kernel,
         .attn_scratch_bytes = mst_cuda_attn_scratch_bytes,
         .attn_worst_tile = mst_cuda_attn_worst_tile,
+        .attn_near_tokens = mst_cuda_attn_near_tokens,
         .attn_image_create = mst_cuda_attn_image_create,
         .attn_image_destroy = mst_cuda_attn_image_destroy,
         .attn_image_begin = mst_cuda_attn_image_begin,

@@ -64,6 +64,12 @@ static mst_attn_tile fake_attn_worst_tile(const mstar_device *device, const mst_
     return fake_of(device)->worst;
 }
 
+static int64_t fake_attn_near_tokens(const mstar_device *device, const mst_attn_shape *shape)
+{
+    (void)shape;
+    return fake_of(device)->near_tokens;
+}
+
 static bool sees(const mst_attn_call *call, int64_t lq, int64_t lk, int64_t row, int64_t key)
 {
     int64_t distance = key - (lk - lq + row); /* < 0: before the row's own place */
@@ -163,11 +169,13 @@ void fake_device_init(fake_device *fake)
                                   .attn_scratch_bytes = fake_attn_scratch_bytes,
                                   .attn_tile = fake_attn_tile,
                                   .attn_worst_tile = fake_attn_worst_tile,
+                                  .attn_near_tokens = fake_attn_near_tokens,
                                   .attn_run = fake_attn_run};
     fake->device.backend = &fake->backend;
     fake->device.num_threads = 1;
     fake->device.impl = fake;
     fake->tile = (mst_attn_tile){4, 1};
     fake->worst = (mst_attn_tile){1, 1};
+    fake->near_tokens = INT64_MAX;
     fake->scratch_bytes = 256;
 }

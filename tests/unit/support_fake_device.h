@@ -16,6 +16,7 @@ typedef struct fake_device {
     mst_attn_tile tile;   /* of every segment, unless vary */
     bool vary;            /* tiles differ from segment to segment */
     mst_attn_tile worst;  /* as answered; {1, 1} covers any tile */
+    int64_t near_tokens;  /* as answered */
     size_t scratch_bytes; /* as answered */
     int64_t live_memory;  /* memory_alloc less memory_free */
     int64_t runs;         /* attn_run calls */

@@ -27,6 +27,24 @@ typedef struct mst_cuda_attn_item {
     int32_t part_keys; /* of a part; without a split, any number past key_end */
 } mst_cuda_attn_item;
 
+/*
+ * In the place of an item: whole segments of few rows and keys that share a tile of 64 rows and one
+ * block of keys. Rows and keys of each begin on a multiple of 16, so that the matrix instructions
+ * see them as they would alone, and no product has operands of two. Byte i of a word is segment
+ * i's.
+ */
+#define MST_CUDA_SHARERS 4
+#define MST_CUDA_SHARED (-2) /* slot of an item is -1 or more */
+
+typedef struct mst_cuda_attn_shared {
+    struct {
+        int32_t q, kv;
+    } first[MST_CUDA_SHARERS]; /* tokens, as q_first and kv_first of an item */
+    uint32_t rows, keys;       /* of each, rows of the group; 0 past the last segment */
+    int32_t slot;              /* MST_CUDA_SHARED, where an item has its slot */
+    int32_t reserved;
+} mst_cuda_attn_shared;
+
 /* First words of a plan's image, written by the upload. */
 typedef struct mst_cuda_attn_header {
     int32_t num_items;

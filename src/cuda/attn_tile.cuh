@@ -19,6 +19,9 @@
  * turn a non-finite v into NaN; such v are found, taken out of the product, and added where they
  * are seen.
  *
+ * Whole segments of few rows and keys may share a tile and its one block of keys, a warp or more each.
+ * A warp multiplies the keys of its own segment alone.
+ *
  * Two things are seldom and found only after a pass over the keys: such v, and rows whose scores
  * are too large for the cheap formula of weights. Then there is a second, slow pass. It gives every
  * other row the bits of the first, so that a row never depends on its company in a tile.
@@ -104,6 +107,7 @@ struct tile {
     static constexpr int KT = BN / 16; /* groups of 16 keys */
     static constexpr int DG = DT / 16; /* groups of 16 columns */
     static constexpr int SLOT_FLOATS = THREADS * MT * (DT / 2 + 4);
+    static constexpr bool MAY_SHARE = MT == 1 && !GROUP; /* see mst_cuda_attn_shares */
 
     /* The work in hand; the same in every thread. What the inner loop does not need stays in shared
        memory, for registers are what this kernel is short of. */
@@ -144,6 +148,12 @@ struct tile {
         SLOT,
         PART_KEYS
     };
+    /* The same of mst_cuda_attn_shared. */
+    enum {
+        FIRST_OF_ALL,
+        SHARED_ROWS = 8,
+        SHARED_KEYS
+    };
     __device__ __forceinline__ int get(int field) const
     {
         return (int)shared_get(item + (field / 4) * WORDS_PITCH + field % 4 * 4);
@@ -151,6 +161,91 @@ struct tile {
 
     __device__ __forceinline__ static int warp() { return threadIdx.x >> 5; }
     __device__ __forceinline__ static int lane() { return threadIdx.x & 31; }
+
+    /* ---- segments that share the tile -------------------------------------------------------- */
+
+    __device__ __forceinline__ static int byte_of(uint32_t word, int i)
+    {
+        return (int)(word >> (8 * i) & 255u);
+    }
+
+    /* Places that so many rows or keys take. */
+    __device__ __forceinline__ static int places(int count)
+    {
+        return (count + 15) & ~15;
+    }
+
+    /* The segment at a place, by the rows or keys of each, and how far from its first it is. */
+    __device__ __forceinline__ static int segment_at(uint32_t counts, int place, int &from_first)
+    {
+        int segment = 0;
+        from_first = place;
+#pragma unroll
+        for (int i = 0; i < MST_CUDA_SHARERS - 1; i++)
+            if (segment == i && from_first >= places(byte_of(counts, i))) {
+                from_first -= places(byte_of(counts, i));
+                segment = i + 1;
+            }
+        return segment;
+    }
+
+    /* The first place of a segment; of MST_CUDA_SHARERS, all places. */
+    __device__ __forceinline__ static int first_place(uint32_t counts, int segment)
+    {
+        int place = 0;
+#pragma unroll
+        for (int i = 0; i < MST_CUDA_SHARERS; i++)
+            if (i < segment)
+                place += places(byte_of(counts, i));
+        return place;
+    }
+
+    template <bool SHARED> __device__ __forceinline__ bool is_row(int row) const
+    {
+        if (!SHARED)
+            return row < rows;
+        uint32_t counts = (uint32_t)get(SHARED_ROWS);
+        int from_first;
+        int segment = segment_at(counts, row, from_first);
+        return from_first < byte_of(counts, segment);
+    }
+
+    /* Where a row of the tile lies: its token, and which query head of the group it is. */
+    template <bool SHARED>
+    __device__ __forceinline__ int64_t token_of(const mst_cuda_attn_args &a, int row,
+                                                unsigned &of) const
+    {
+        int first = 0;
+        if (SHARED)
+            first = get(FIRST_OF_ALL + 2 * segment_at((uint32_t)get(SHARED_ROWS), row, row));
+        unsigned token = (unsigned)row / (unsigned)a.group;
+        of = (unsigned)row - token * (unsigned)a.group;
+        return (int64_t)first + token;
+    }
+
+    /* Keys of all segments into one block of k or v, zeros between them. */
+    __device__ __forceinline__ void load_shared(const mst_cuda_attn_args &a, uint32_t to,
+                                                const void *base, int64_t row_stride,
+                                                int64_t head_stride, int kv_head)
+    {
+        uint32_t keys = (uint32_t)get(SHARED_KEYS);
+        int lane_chunk = threadIdx.x % LANES;
+        const char *head = (const char *)base + (int64_t)kv_head * head_stride * 2;
+#pragma unroll 1
+        for (int place = threadIdx.x / LANES; place < BN; place += PASS_ROWS) {
+            int key;
+            int segment = segment_at(keys, place, key);
+            bool wanted = key < byte_of(keys, segment);
+            int64_t token = wanted ? (int64_t)get(FIRST_OF_ALL + 2 * segment + 1) + key : 0;
+            const char *from = head + token * row_stride * 2;
+            if (a.elements)
+                copy_elements<BN>(to, place, wanted ? (const uint16_t *)from : nullptr, a.head_dim);
+            else
+                copy_row(a, to + piece<BN>(place, lane_chunk), from + lane_chunk * 16, lane_chunk,
+                         wanted);
+        }
+        copies_commit();
+    }
 
     /* ---- loads ------------------------------------------------------------------------------- */
 
@@ -259,13 +354,15 @@ struct tile {
         }
     };
 
-    template <bool SLOW>
-    __device__ __forceinline__ void load_rows(const mst_cuda_attn_args &a, int row_begin, int head)
+    template <bool SLOW, bool SHARED>
+    __device__ __forceinline__ void load_rows(const mst_cuda_attn_args &a, int head)
     {
         int lane_chunk = threadIdx.x % LANES;
+        int row_begin = SHARED ? 0 : row_first();
+        int first = SHARED ? 0 : get(Q_FIRST);
         const char *base =
             (const char *)a.q +
-            ((int64_t)get(Q_FIRST) * a.q_row_stride + (int64_t)head * a.q_head_stride) * 2 +
+            ((int64_t)first * a.q_row_stride + (int64_t)head * a.q_head_stride) * 2 +
             lane_chunk * 16;
         int row = threadIdx.x / LANES;
         uint32_t to = q_smem + piece<ROWS>(row, lane_chunk);
@@ -277,13 +374,17 @@ struct tile {
         for (int pass = 0; pass < ROWS / PASS_ROWS; pass++, row += PASS_ROWS) {
             const char *from = next;
             next += pass_bytes;
-            if (a.group != 1) {
+            if (SHARED) {
+                unsigned of;
+                int64_t token = token_of<SHARED>(a, row, of);
+                from = base + (token * a.q_row_stride + (int64_t)of * a.q_head_stride) * 2;
+            } else if (a.group != 1) {
                 from = base + ((int64_t)packed.token * a.q_row_stride +
                                (int64_t)packed.of * a.q_head_stride) *
                                   2;
                 packed.step();
             }
-            bool wanted = row < rows;
+            bool wanted = is_row<SHARED>(row);
             if (SLOW && a.elements) {
                 copy_elements<ROWS>(q_smem, row,
                                     wanted ? (const uint16_t *)(from - lane_chunk * 16) : nullptr,
@@ -387,15 +488,30 @@ struct tile {
     }
 
     /* First and one past the last key that a row of the tile sees. */
+    template <bool SHARED = false>
     __device__ __forceinline__ void sees(const mst_cuda_attn_args &a, int causal, int row, int &low,
                                          int &high) const
     {
-        unsigned packed = (unsigned)(row_first() + row);
-        int token = (int)(a.group == 1 ? packed : packed / (unsigned)a.group);
-        int diagonal = lk - get(LQ) + token;
+        int place = 0, keys = lk, lq;
+        if (SHARED) {
+            uint32_t counts = (uint32_t)get(SHARED_ROWS);
+            int segment = segment_at(counts, row, row);
+            lq = (int)((unsigned)byte_of(counts, segment) / (unsigned)a.group);
+            place = first_place((uint32_t)get(SHARED_KEYS), segment);
+            keys = byte_of((uint32_t)get(SHARED_KEYS), segment);
+        } else {
+            row += row_first();
+            lq = get(LQ);
+        }
+        int token = (int)(a.group == 1 ? (unsigned)row : (unsigned)row / (unsigned)a.group);
+        int diagonal = keys - lq + token;
         int after = causal ? 0 : a.window_right;
         low = a.window_left == MST_CUDA_NO_WINDOW ? 0 : diagonal - a.window_left;
-        high = after == MST_CUDA_NO_WINDOW ? lk : min(lk, diagonal + after + 1);
+        high = after == MST_CUDA_NO_WINDOW ? keys : min(keys, diagonal + after + 1);
+        if (SHARED) { /* others' keys lie below its first */
+            low = place + max(low, 0);
+            high += place;
+        }
     }
 
     /* The two products of a block, begun: the four warps together. */
@@ -420,9 +536,21 @@ struct tile {
     }
 #endif
 
-    /* s = q k^T, one key group of 16 after the other; groups past the last needed stay 0. */
-    template <bool EDGE>
-    __device__ __forceinline__ void scores(float (&s)[MT][BN / 8][4], uint32_t k_at, int groups)
+    /* Groups of 16 keys of the segment that this warp's rows are of. */
+    __device__ __forceinline__ void own_groups(int &begin, int &end) const
+    {
+        int unused;
+        int segment = segment_at((uint32_t)get(SHARED_ROWS), warp() * 16, unused);
+        uint32_t keys = (uint32_t)get(SHARED_KEYS);
+        begin = first_place(keys, segment) / 16;
+        end = begin + places(byte_of(keys, segment)) / 16;
+    }
+
+    /* s = q k^T, one key group of 16 after the other; at an edge those outside [begin, end) stay
+       0. */
+    template <bool EDGE, bool SHARED>
+    __device__ __forceinline__ void scores(float (&s)[MT][BN / 8][4], uint32_t k_at, int begin,
+                                           int end)
     {
 #if defined(MST_GROUP)
         if constexpr (GROUP) {
@@ -449,8 +577,10 @@ struct tile {
                 load4(q[i], q_lane + i * 16 * PITCH + d * 32);
 #pragma unroll
             for (int n = 0; n < KT; n++) {
-                if (EDGE && n >= groups)
+                if (EDGE && n >= end)
                     break;
+                if (SHARED && n < begin)
+                    continue;
                 uint32_t k[4];
                 load4(k, k_lane + n * 16 * PITCH + d * 32);
 #pragma unroll
@@ -463,6 +593,7 @@ struct tile {
     }
 
     /* Scores of keys that a row does not see become -inf. */
+    template <bool SHARED = false>
     __device__ __forceinline__ void mask(const mst_cuda_attn_args &a, int causal,
                                          float (&s)[MT][BN / 8][4], int first_key)
     {
@@ -471,7 +602,8 @@ struct tile {
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 int low, high;
-                sees(a, causal, warp() * 16 * MT + i * 16 + h * 8 + (lane() >> 2), low, high);
+                sees<SHARED>(a, causal, warp() * 16 * MT + i * 16 + h * 8 + (lane() >> 2), low,
+                             high);
                 low -= first_key + (lane() & 3) * 2;
                 high -= first_key + (lane() & 3) * 2;
 #pragma unroll
@@ -605,9 +737,9 @@ struct tile {
     }
 
     /* o += p v over the key groups of the block. */
-    template <bool EDGE>
+    template <bool EDGE, bool SHARED>
     __device__ __forceinline__ void accumulate(const uint32_t (&p)[MT][KT][4], uint32_t v_at,
-                                               int groups)
+                                               int begin, int end)
     {
 #if defined(MST_GROUP)
         if constexpr (GROUP) {
@@ -619,8 +751,10 @@ struct tile {
         uint32_t v_lane = v_at + (lane() & 15) * PITCH + (lane() >> 4) * 16;
 #pragma unroll
         for (int n = 0; n < KT; n++) {
-            if (EDGE && n >= groups)
+            if (EDGE && n >= end)
                 break;
+            if (SHARED && n < begin)
+                continue;
 #pragma unroll
             for (int d = 0; d < DG; d++) {
                 uint32_t v[4];
@@ -710,6 +844,7 @@ struct tile {
         __syncthreads();
     }
 
+    template <bool SHARED>
     __device__ __forceinline__ void settle_block(const mst_cuda_attn_args &a, int causal,
                                                  const uint32_t (&p)[MT][KT][4], uint32_t v_at,
                                                  int first_key)
@@ -721,8 +856,8 @@ struct tile {
         for (int i = 0; i < MT; i++) {
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                sees(a, causal, warp() * 16 * MT + i * 16 + h * 8 + (lane() >> 2),
-                     low_high[(i * 2 + h) * 2], low_high[(i * 2 + h) * 2 + 1]);
+                sees<SHARED>(a, causal, warp() * 16 * MT + i * 16 + h * 8 + (lane() >> 2),
+                             low_high[(i * 2 + h) * 2], low_high[(i * 2 + h) * 2 + 1]);
 #pragma unroll
             for (int j = 0; j < DT / 8; j++)
 #pragma unroll
@@ -759,15 +894,17 @@ struct tile {
     }
 
     /* SLOW: v may hold non-finite elements that some row does not see, some rows may be wide, and q,
-       k and v may have to be copied by elements. */
-    template <bool EDGE, bool SLOW>
+       k and v may have to be copied by elements. SHARED: the block is the only one, and loaded. */
+    template <bool EDGE, bool SLOW, bool SHARED>
     __device__ __forceinline__ void step(const mst_cuda_attn_args &a, int causal, bool row_mask,
                                          unsigned block, unsigned last)
     {
         bool active = GROUP || warp() * 16 * MT < rows;
-        int groups = KT;
-        if (EDGE)
-            groups = min(KT, (lk - (int)(block * BN) + 15) / 16);
+        int begin = 0, end = KT;
+        if (SHARED)
+            own_groups(begin, end);
+        else if (EDGE)
+            end = min(KT, (lk - (int)(block * BN) + 15) / 16);
         uint32_t k_at = k_smem() + (STAGES > 1 ? (block % STAGES) * BLOCK_BYTES : 0);
         uint32_t v_at = v_smem() + (STAGES > 1 ? (block % STAGES) * BLOCK_BYTES : 0);
         float s[MT][BN / 8][4];
@@ -775,21 +912,22 @@ struct tile {
 
         /* k of this block is there, and everybody is done with the block before */
         if (STAGES == 1) {
-            copies_wait<0>();
+            copies_wait<SHARED ? 1 : 0>();
             shown();
             __syncthreads();
-            load_v<SLOW>(a, block);
+            if (!SHARED)
+                load_v<SLOW>(a, block);
         } else {
             copies_wait<1>();
             shown();
             __syncthreads();
-            if (block < last)
+            if (!SHARED && block < last)
                 load_k<SLOW>(a, block + 1);
             else
                 copies_commit();
         }
         if (active) {
-            scores<EDGE>(s, k_at, groups);
+            scores<EDGE, SHARED>(s, k_at, begin, end);
             if (!ONE && a.negative) {
 #pragma unroll
                 for (int i = 0; i < MT; i++)
@@ -800,13 +938,13 @@ struct tile {
                             s[i][j][x] = -s[i][j][x];
             }
             if (EDGE)
-                mask(a, causal, s, (int)(block * BN));
+                mask<SHARED>(a, causal, s, (int)(block * BN));
         }
         if (STAGES == 1) {
             copies_wait<0>();
             shown();
             __syncthreads();
-            if (block < last)
+            if (!SHARED && block < last)
                 load_k<SLOW>(a, block + 1);
             if (active)
                 weigh<SLOW>(a, s, p);
@@ -816,19 +954,33 @@ struct tile {
             copies_wait<1>();
             shown();
             __syncthreads();
-            if (block < last)
+            if (!SHARED && block < last)
                 load_v<SLOW>(a, block + 1);
             else
                 copies_commit();
         }
         if (SLOW) {
             if (row_mask && __syncthreads_or(has_special(v_at)))
-                settle_block(a, causal, p, v_at, (int)(block * BN));
+                settle_block<SHARED>(a, causal, p, v_at, (int)(block * BN));
         } else if (EDGE && row_mask) {
             special |= has_special(v_at);
         }
         if (active)
-            accumulate<EDGE>(p, v_at, groups);
+            accumulate<EDGE, SHARED>(p, v_at, begin, end);
+    }
+
+    /* The one block of segments that share the tile, from the loads on. */
+    template <bool SLOW>
+    __device__ __forceinline__ void shared_block(const mst_cuda_attn_args &a, int causal,
+                                                 int kv_head)
+    {
+        clear();
+        load_rows<SLOW, true>(a, kv_head * a.group);
+        load_shared(a, k_smem(), a.k, a.k_row_stride, a.k_head_stride, kv_head);
+        load_shared(a, v_smem(), a.v, a.v_row_stride, a.v_head_stride, kv_head);
+        if (ONE && a.negative)
+            negate_rows();
+        step<true, SLOW, true>(a, causal, true, 0, 0);
     }
 
 #if defined(MST_GROUP)
@@ -862,7 +1014,7 @@ struct tile {
             special |= has_special(v_before);
         multiply_wait<FIRST ? 0 : 1>(s[0]);
         if (EDGE)
-            mask(a, causal, s, (int)(block * BN));
+            mask<false>(a, causal, s, (int)(block * BN));
         weights<false>(a, s, shrink);
         if (!FIRST)
             multiply_wait<0>(o[0]);
@@ -883,7 +1035,7 @@ struct tile {
         aim(a, kv_head, (int)first);
         /* k first: q's rows take the longest to find */
         load_block<SLOW>(a, k_smem(), k_from, a.k_row_stride, first);
-        load_rows<SLOW>(a, row_first(), kv_head * a.group);
+        load_rows<SLOW, false>(a, kv_head * a.group);
         copies_commit();
         if (STAGES > 1)
             load_v<SLOW>(a, first);
@@ -891,15 +1043,15 @@ struct tile {
             negate_rows();
         if (SLOW) {
             for (unsigned block = first; block <= last; block++)
-                step<true, true>(a, causal, row_mask, block, last);
+                step<true, true, false>(a, causal, row_mask, block, last);
             return;
         }
         /* blocks [whole_begin, whole_end) are seen whole by every row of the tile */
         unsigned whole_begin = 0, whole_end = (unsigned)lk / BN;
         if (row_mask) {
             int low, high, unused;
-            sees(a, causal, 0, unused, high);
-            sees(a, causal, rows - 1, low, unused);
+            sees<false>(a, causal, 0, unused, high);
+            sees<false>(a, causal, rows - 1, low, unused);
             whole_begin = low <= 0 ? 0 : (unsigned)(low + BN - 1) / BN;
             whole_end = high <= 0 ? 0 : (unsigned)high / BN;
         }
@@ -932,9 +1084,9 @@ struct tile {
 #endif
         for (unsigned block = first; block <= last; block++) {
             if (block >= whole_begin && block < whole_end)
-                step<false, false>(a, causal, false, block, last);
+                step<false, false, false>(a, causal, false, block, last);
             else
-                step<true, false>(a, causal, row_mask, block, last);
+                step<true, false, false>(a, causal, row_mask, block, last);
         }
     }
 
@@ -949,11 +1101,23 @@ struct tile {
                     huge |= 1u << (2 * i + h);
     }
 
-    __device__ __forceinline__ void attend(const mst_cuda_attn_args &a, int causal, int kv_head,
-                                           int key_begin, int key_end)
+    template <bool SLOW, bool SHARED>
+    __device__ __forceinline__ void pass(const mst_cuda_attn_args &a, int causal, int kv_head,
+                                         int key_begin, int key_end)
     {
         bool row_mask =
             causal || a.window_left != MST_CUDA_NO_WINDOW || a.window_right != MST_CUDA_NO_WINDOW;
+        if (SHARED)
+            shared_block<SLOW>(a, causal, kv_head);
+        else
+            blocks<SLOW>(a, causal, row_mask, kv_head, key_begin, key_end);
+        note_huge(a);
+    }
+
+    template <bool SHARED>
+    __device__ __forceinline__ void attend(const mst_cuda_attn_args &a, int causal, int kv_head,
+                                           int key_begin, int key_end)
+    {
         special = false;
         huge = wide = 0;
         if (key_end <= key_begin) {
@@ -962,14 +1126,12 @@ struct tile {
         }
         bool again = a.elements;
         if (!again) {
-            blocks<false>(a, causal, row_mask, kv_head, key_begin, key_end);
-            note_huge(a);
+            pass<false, SHARED>(a, causal, kv_head, key_begin, key_end);
             again = __syncthreads_or(special || huge != 0);
         }
         for (bool last = !a.elements; again; last = true) {
             wide = huge;
-            blocks<true>(a, causal, row_mask, kv_head, key_begin, key_end);
-            note_huge(a);
+            pass<true, SHARED>(a, causal, kv_head, key_begin, key_end);
             again = !last && __syncthreads_or(huge != 0);
         }
 #pragma unroll
@@ -982,6 +1144,7 @@ struct tile {
     /* ---- results ----------------------------------------------------------------------------- */
 
     /* A warp's rows of out to shared memory, and their lse to memory. */
+    template <bool SHARED = false>
     __device__ __forceinline__ void stage(const mst_cuda_attn_args &a, int head,
                                           int64_t first_token, int row_begin)
     {
@@ -994,10 +1157,9 @@ struct tile {
                 int row = i * 16 + h * 8 + (lane() >> 2);
                 /* l is NaN where a score is; then so is the row */
                 float inverse = l[i][h] == 0.0f ? 0.0f : __fdiv_rn(1.0f, l[i][h]);
-                if (a.lse != NULL && (lane() & 3) == 0 && first + row < rows) {
-                    unsigned packed = (unsigned)(row_begin + first + row);
-                    unsigned token = packed / (unsigned)a.group;
-                    unsigned of = packed - token * (unsigned)a.group;
+                if (a.lse != NULL && (lane() & 3) == 0 && is_row<SHARED>(first + row)) {
+                    unsigned of;
+                    int64_t token = token_of<SHARED>(a, row_begin + first + row, of);
                     float half = __fmul_rn(__fmul_rn(m[i][h], 0.5f), a.scale_log2);
                     float value = l[i][h] == 0.0f
                                       ? MST_NEG_INF
@@ -1018,14 +1180,15 @@ struct tile {
         __syncwarp();
     }
 
+    template <bool SHARED>
     __device__ __forceinline__ void store(const mst_cuda_attn_args &a, int head)
     {
-        int64_t first_token = get(Q_FIRST);
-        int row_begin = row_first();
+        int64_t first_token = SHARED ? 0 : get(Q_FIRST);
+        int row_begin = SHARED ? 0 : row_first();
         int first = warp() * 16 * MT;
         if (first >= rows)
             return;
-        stage(a, head, first_token, row_begin);
+        stage<SHARED>(a, head, first_token, row_begin);
         constexpr int PASS = 32 / LANES; /* rows that a warp writes at once */
         int lane_chunk = lane() % LANES;
         char *base = (char *)a.out +
@@ -1037,10 +1200,14 @@ struct tile {
 #pragma unroll 4
         for (int pass = 0; pass < 16 * MT / PASS; pass++) {
             int row = lane() / LANES + pass * PASS;
-            if (first + row >= rows)
+            if (!is_row<SHARED>(first + row))
                 break;
             char *to = next + pass * pass_bytes;
-            if (a.group != 1) {
+            if (SHARED) {
+                unsigned of;
+                int64_t token = token_of<SHARED>(a, first + row, of);
+                to = base + (token * a.out_row_stride + (int64_t)of * a.out_head_stride) * 2;
+            } else if (a.group != 1) {
                 to = base + ((int64_t)packed.token * a.out_row_stride +
                              (int64_t)packed.of * a.out_head_stride) *
                                 2;
@@ -1265,19 +1432,38 @@ struct tile {
         return end - key <= room ? end : key + room;
     }
 
+    /* Segments that share the tile, of one head. Apart, with registers of its own: they are short in
+       what most tiles run. */
+    __device__ __noinline__ static void compute_shared(const mst_cuda_attn_args &a, uint32_t q_smem,
+                                                       uint32_t item, int causal, int kv_head)
+    {
+        tile t;
+        t.q_smem = q_smem;
+        t.item = item;
+        t.rows = first_place((uint32_t)t.get(SHARED_ROWS), MST_CUDA_SHARERS);
+        t.attend<true>(a, causal, kv_head, 0, BN);
+        t.store<true>(a, kv_head * a.group);
+    }
+
     /* One tile of one head: its rows of out, or its part of them. */
     __device__ __forceinline__ void compute(const mst_cuda_attn_args &a, int causal, int kv_head,
                                             char *smem)
     {
         int num_splits = get(NUM_SPLITS);
         int slot = get(SLOT);
+        if constexpr (MAY_SHARE) {
+            if (slot == MST_CUDA_SHARED) {
+                compute_shared(a, q_smem, item, causal, kv_head);
+                return;
+            }
+        }
         int key_begin = get(KEY_BEGIN);
         int item_end = get(KEY_END);
         int part_keys = get(PART_KEYS);
         float *own = a.own_partials + (int64_t)blockIdx.x * SLOT_FLOATS;
         for (bool first = true;; first = false) {
             int key_end = part_end(key_begin, part_keys, item_end);
-            attend(a, causal, kv_head, key_begin, key_end);
+            attend<false>(a, causal, kv_head, key_begin, key_end);
             if (!first)
                 merge_before(a, own);
             if (key_end >= item_end)
@@ -1302,7 +1488,7 @@ struct tile {
             __threadfence();
             merge_all(a, slots, part_floats, num_splits);
         }
-        store(a, kv_head * a.group);
+        store<false>(a, kv_head * a.group);
     }
 
     __device__ __forceinline__ void run(const mst_cuda_attn_args &a, char *smem)

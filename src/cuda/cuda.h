@@ -238,6 +238,18 @@ int32_t mst_cuda_attn_tile_rows(int32_t major, int32_t tile_head_dim, int64_t ti
                                 int64_t tiles_of_128, int64_t num_kv_heads,
                                 int64_t multiprocessors);
 /*
+ * Whether short segments of a layout may share tiles: of 64 rows, multiplied by mma.sync, where
+ * there are more tiles than multiprocessors work on at a time. Bits do not depend on it.
+ */
+bool mst_cuda_attn_shares(int32_t tile_rows, int64_t num_items, int64_t num_kv_heads,
+                          int64_t multiprocessors);
+/*
+ * Whether a segment of so many rows and keys goes into a tile of 64 rows and one block of keys
+ * beside count others that take so many, all rounded up to 16.
+ */
+bool mst_cuda_attn_fits(int32_t count, int64_t rows_taken, int64_t keys_taken, int64_t rows,
+                        int64_t keys, int32_t block_keys);
+/*
  * Blocks of tiles of so many rows for one multiprocessor, of those that fit; each keeps a partial
  * result of its own, and there is memory for limit tiles of 64 rows.
  */

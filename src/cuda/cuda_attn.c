@@ -8,6 +8,7 @@
  * ceilings.
  */
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "cuda/attn_args.h"
@@ -244,7 +245,44 @@ typedef struct image_writer {
     int64_t num_slots, max_slots; /* parts of tiles; each has a partial result for every kv head */
     mst_cuda_attn_item *items;
     int64_t num_items;
+    bool shares;
+    int32_t block_keys;
+    mst_cuda_attn_item *open; /* the tile that the next segment may share; NULL: none */
+    int32_t open_count, open_rows, open_keys;
 } image_writer;
+
+_Static_assert(sizeof(mst_cuda_attn_shared) == sizeof(mst_cuda_attn_item) &&
+                   offsetof(mst_cuda_attn_shared, slot) == offsetof(mst_cuda_attn_item, slot),
+               "one stands in the place of the other");
+
+/* An item of a whole segment becomes the first of a tile that is shared. */
+static void open_to_others(mst_cuda_attn_item *item)
+{
+    mst_cuda_attn_shared shared = {.first = {{item->q_first, item->kv_first}},
+                                   .rows = (uint32_t)item->row_end,
+                                   .keys = (uint32_t)item->lk,
+                                   .slot = MST_CUDA_SHARED};
+    memcpy(item, &shared, sizeof shared);
+}
+
+/* A short segment into the open tile, where it fits: no item of its own. */
+static bool join(image_writer *w, int32_t q_first, int32_t kv_first, int32_t rows, int32_t keys)
+{
+    if (w->open == NULL ||
+        !mst_cuda_attn_fits(w->open_count, w->open_rows, w->open_keys, rows, keys, w->block_keys))
+        return false;
+    if (w->open_count == 1)
+        open_to_others(w->open);
+    mst_cuda_attn_shared *to = (mst_cuda_attn_shared *)(void *)w->open;
+    int32_t i = w->open_count++;
+    w->open_rows += (int32_t)mst_round_up(rows, 16);
+    w->open_keys += (int32_t)mst_round_up(keys, 16);
+    to->first[i].q = q_first;
+    to->first[i].kv = kv_first;
+    to->rows |= (uint32_t)rows << (8 * i);
+    to->keys |= (uint32_t)keys << (8 * i);
+    return true;
+}
 
 /* The latest item, which has more keys than a part: its parts as items of their own, or one item
  * that does them in turn. */
@@ -279,7 +317,17 @@ static int32_t part_of(const image_writer *w, int32_t lq, int32_t lk)
     return part > 0 ? (int32_t)part : INT32_MAX;
 }
 
-/* Written where it stays, field by field: a copy of a struct just made waits for its stores. */
+/* Whether an item is a whole segment that leaves room in a tile for another, which takes 16
+ * places of each at least. */
+static bool may_share(const image_writer *w, const mst_attn_item *item, int32_t lq, int32_t rows,
+                      int32_t lk)
+{
+    return w->shares && item->q_begin == 0 && item->q_rows == lq &&
+           mst_cuda_attn_fits(1, 16, 16, rows, lk, w->block_keys);
+}
+
+/* The items of a row tile, or its place in a tile that is shared.
+ * Written where it stays, field by field: a copy of a struct just made waits for its stores. */
 static void write_item(image_writer *w, const mst_attn_item *from)
 {
     const int32_t *q = w->plan->q_offsets + from->segment;
@@ -291,6 +339,14 @@ static void write_item(image_writer *w, const mst_attn_item *from)
     const bool causal = w->plan->causal;
     const int32_t part_keys = part_of(w, lq, lk);
     const int32_t end = (from->q_begin + from->q_rows) * group;
+    if (may_share(w, from, lq, end, lk)) {
+        if (join(w, q_first, kv_first, end, lk))
+            return;
+        w->open = &w->items[w->num_items];
+        w->open_count = 1;
+        w->open_rows = (int32_t)mst_round_up(end, 16);
+        w->open_keys = (int32_t)mst_round_up(lk, 16);
+    }
     for (int32_t row = from->q_begin * group; row < end;) {
         int32_t row_end = end - row > rows ? row + rows : end;
         int32_t key_end = key_last;
@@ -348,7 +404,12 @@ mstar_status mst_cuda_attn_image_end(mstar_stream *stream, mstar_device *device,
                           .rows = own->kernel->rows,
                           .tile_head_dim = mst_cuda_attn_tile_head_dim(own->shape.head_dim),
                           .max_slots = MAX_SLOTS * 64 / own->kernel->rows / own->shape.num_kv_heads,
-                          .items = (void *)((char *)header + (ITEMS_AT - HEADER_AT))};
+                          .items = (void *)((char *)header + (ITEMS_AT - HEADER_AT)),
+                          .shares =
+                              !mst_cuda_attn_is_plain(&own->shape) && own->kernel->major == 0 &&
+                              mst_cuda_attn_shares(own->kernel->rows, plan->num_items,
+                                                   own->shape.num_kv_heads, cuda->multiprocessors),
+                          .block_keys = own->kernel->block_keys};
         for (int64_t i = 0; i < plan->num_items; i++)
             write_item(&w, &plan->items[i]);
         *header =

@@ -2,6 +2,7 @@
  * cuda_attn_choice.c - what attention on a GPU decides, as pure functions: integers in, integers
  * out.
  */
+#include "cuda/attn_args.h"
 #include "cuda/cuda.h"
 
 /* Splitting pays where one segment alone would leave most of a card idle, and costs a trip of its
@@ -41,4 +42,17 @@ int32_t mst_cuda_attn_tile_rows(int32_t major, int32_t tile_head_dim, int64_t ti
     bool dense = tiles_of_128 * 128 * 4 < tiles_of_64 * 64 * 5;
     bool fills = tiles_of_128 * num_kv_heads >= 2 * multiprocessors;
     return dense && fills ? 128 : 64;
+}
+
+bool mst_cuda_attn_shares(int32_t tile_rows, int64_t num_items, int64_t num_kv_heads,
+                          int64_t multiprocessors)
+{
+    return tile_rows == 64 && num_items * num_kv_heads > 2 * multiprocessors;
+}
+
+bool mst_cuda_attn_fits(int32_t count, int64_t rows_taken, int64_t keys_taken, int64_t rows,
+                        int64_t keys, int32_t block_keys)
+{
+    return count < MST_CUDA_SHARERS && keys > 0 && rows_taken + rows <= 64 &&
+           keys_taken + keys <= block_keys;
 }

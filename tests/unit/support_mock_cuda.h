@@ -32,7 +32,7 @@ typedef struct mock_cuda {
     int memory_ordinal;  /* the device that all memory is said to be of */
     int64_t free_bytes;
     int64_t graph_bytes; /* that the driver takes for each graph that is ready */
-    int64_t launches, split_items, items;
+    int64_t launches, split_items, shared_items, items;
     /* runs the attention kernels' own source in place of double precision; NULL: not */
     const char *(*run_tile)(const char *symbol, const mst_cuda_attn_args *args, unsigned grid,
                             size_t shared_bytes, unsigned seed);

@@ -95,6 +95,43 @@ static void every_head_dim(void **state)
         assert_true(gpu.mock->split_items > 0);
 }
 
+/* NaNs have many bits: all become one. */
+static void settle_nans(attn_data *data, int64_t rows, const attn_problem *problem)
+{
+    for (int64_t row = 0; row < rows; row++)
+        for (int32_t h = 0; h < problem->num_qo_heads; h++)
+            for (int32_t d = 0; d < problem->head_dim; d++)
+                if (isnan(attn_get(&data->out.tensor, row, h, d)))
+                    attn_set(&data->out.tensor, row, h, d, NAN);
+}
+
+/* Each segment of a problem that has run, alone: the same bits. */
+static void check_each_alone(const attn_problem *all, attn_data *data)
+{
+    settle_nans(data, all->q_offsets[all->num_segments], all);
+    for (int64_t i = 0; i < all->num_segments; i++) {
+        attn_problem one = *all;
+        int64_t q = all->q_offsets[i], k = all->kv_offsets[i];
+        int32_t lq = (int32_t)(all->q_offsets[i + 1] - q);
+        int32_t lk = (int32_t)(all->kv_offsets[i + 1] - k);
+        one.num_segments = 0;
+        assert_true(attn_problem_add(&one, lq, lk));
+        attn_data part;
+        attn_data_make(&one, &part);
+        attn_copy_rows(&part.q.tensor, 0, &data->q.tensor, q, lq);
+        attn_copy_rows(&part.k.tensor, 0, &data->k.tensor, k, lk);
+        attn_copy_rows(&part.v.tensor, 0, &data->v.tensor, k, lk);
+        cuda_attn_run_problem(&one, NULL, &part);
+        settle_nans(&part, lq, &one);
+        assert_true(attn_same_bits(&part.out.tensor, 0, &data->out.tensor, q, lq));
+        if (all->return_lse)
+            assert_memory_equal(part.lse.tensor.data,
+                                (const float *)data->lse.tensor.data + q * all->num_qo_heads,
+                                (size_t)lq * (size_t)all->num_qo_heads * sizeof(float));
+        attn_data_free(&part);
+    }
+}
+
 /* A layout of many segments; segment i alone must give the same bits, with few and with many rows
  * around it, which is what tile height and stages depend on. */
 static void alone_as_in_company(void **state)
@@ -121,22 +158,55 @@ static void alone_as_in_company(void **state)
         attn_data data;
         attn_data_make(&all, &data);
         cuda_attn_run_problem(&all, NULL, &data);
-        for (int64_t i = 0; i < segments; i++) {
-            attn_problem one = all;
-            int64_t q = all.q_offsets[i], k = all.kv_offsets[i];
-            one.num_segments = 0;
-            assert_true(attn_problem_add(&one, lengths[i][0], lengths[i][1]));
-            attn_data part;
-            attn_data_make(&one, &part);
-            attn_copy_rows(&part.q.tensor, 0, &data.q.tensor, q, lengths[i][0]);
-            attn_copy_rows(&part.k.tensor, 0, &data.k.tensor, k, lengths[i][1]);
-            attn_copy_rows(&part.v.tensor, 0, &data.v.tensor, k, lengths[i][1]);
-            cuda_attn_run_problem(&one, NULL, &part);
-            assert_true(attn_same_bits(&part.out.tensor, 0, &data.out.tensor, q, lengths[i][0]));
-            attn_data_free(&part);
-        }
+        check_each_alone(&all, &data);
         attn_data_free(&data);
     }
+}
+
+/* Segments of a few rows and keys, which share tiles: the numbers, and each one's bits alone, with
+ * a NaN and an infinity in one of them, windows, causal, grouped heads and a scale below 0. */
+static void short_segments_share_tiles(void **state)
+{
+    (void)state;
+    const int32_t dims[] = {24, 64, 72, 128, 200};
+    test_random random = {11};
+    int64_t shared = gpu.card == NULL ? gpu.mock->shared_items : 0;
+    be_a_card_of(8); /* wgmma shares nothing */
+    for (size_t d = 0; d < 2 * sizeof dims / sizeof dims[0]; d++) {
+        attn_problem all;
+        attn_problem_init(&all);
+        all.seed = d;
+        all.kind = d % 3 == 0 ? ATTN_SELF : ATTN_PREFIXED;
+        all.dtype = d % 2 == 0 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F16;
+        all.head_dim = dims[d / 2];
+        all.num_kv_heads = 8;
+        all.num_qo_heads = d % 4 == 1 ? 24 : 8;
+        all.causal = d % 2 == 1;
+        all.return_lse = 1;
+        if (d % 5 == 2)
+            all.window_left = 5;
+        if (d % 5 == 4)
+            all.sm_scale = -0.25F;
+        gpu.aligned = d % 4 != 3;
+        for (int i = 0; i < 40; i++) { /* now and then one that shares with nobody */
+            int32_t lq = (int32_t)test_random_between(&random, 0, i % 8 == 7 ? 80 : 17);
+            int32_t more = (int32_t)test_random_between(&random, 0, i % 8 == 3 ? 70 : 12);
+            assert_true(attn_problem_add(&all, lq, all.kind == ATTN_SELF ? lq : lq + more));
+        }
+        assert_true(cuda_attn_check_problem(&all, NULL));
+        attn_data data;
+        attn_data_make(&all, &data);
+        int64_t keys = all.kv_offsets[all.num_segments];
+        attn_set(&data.v.tensor, keys / 2, 0, 3, NAN);
+        attn_set(&data.v.tensor, keys / 3, 1, 7, INFINITY);
+        attn_set(&data.k.tensor, keys / 4, 2, 1, NAN);
+        cuda_attn_run_problem(&all, NULL, &data);
+        check_each_alone(&all, &data);
+        attn_data_free(&data);
+    }
+    gpu.aligned = false;
+    if (gpu.card == NULL)
+        assert_true(gpu.mock->shared_items - shared > 100);
 }
 
 /* More parts than there are places for partial results: the rest is done in turn, same bits. */
@@ -482,6 +552,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(numbers, cuda_attn_set_up, cuda_attn_tear_down),
         cmocka_unit_test_setup_teardown(every_head_dim, cuda_attn_set_up, cuda_attn_tear_down),
         cmocka_unit_test_setup_teardown(alone_as_in_company, cuda_attn_set_up, cuda_attn_tear_down),
+        cmocka_unit_test_setup_teardown(short_segments_share_tiles, cuda_attn_set_up,
+                                        cuda_attn_tear_down),
         cmocka_unit_test_setup_teardown(parts_beyond_the_slots, cuda_attn_set_up,
                                         cuda_attn_tear_down),
         cmocka_unit_test_setup_teardown(replays_after_any_plan, cuda_attn_set_up,

@@ -53,6 +53,22 @@ static void blocks_by_their_memory(void **state)
     assert_int_equal(mst_cuda_attn_blocks(1, 128, 4), 1);
 }
 
+static void short_segments_share(void **state)
+{
+    (void)state;
+    assert_true(mst_cuda_attn_shares(64, 23, 12, 132));
+    assert_false(mst_cuda_attn_shares(64, 22, 12, 132)); /* all tiles run at once anyway */
+    assert_false(mst_cuda_attn_shares(128, 1000, 12, 132));
+    assert_true(mst_cuda_attn_fits(0, 0, 0, 64, 64, 64));
+    assert_true(mst_cuda_attn_fits(1, 16, 16, 48, 48, 64));
+    assert_false(mst_cuda_attn_fits(1, 16, 16, 49, 16, 64)); /* rows */
+    assert_false(mst_cuda_attn_fits(1, 16, 16, 16, 49, 64)); /* keys */
+    assert_false(mst_cuda_attn_fits(1, 16, 16, 16, 17, 32)); /* a smaller block */
+    assert_true(mst_cuda_attn_fits(3, 48, 48, 16, 16, 64));
+    assert_false(mst_cuda_attn_fits(4, 4, 0, 1, 1, 64));
+    assert_false(mst_cuda_attn_fits(0, 0, 0, 5, 0, 64)); /* nothing to see */
+}
+
 /* Every instance costs time to compile and room in the library. */
 static void few_enough_kernels(void **state)
 {
@@ -68,9 +84,8 @@ static void few_enough_kernels(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(splits_by_the_segment_alone),
-        cmocka_unit_test(tiles_by_the_layout),
-        cmocka_unit_test(blocks_by_their_memory),
+        cmocka_unit_test(splits_by_the_segment_alone), cmocka_unit_test(tiles_by_the_layout),
+        cmocka_unit_test(blocks_by_their_memory),      cmocka_unit_test(short_segments_share),
         cmocka_unit_test(few_enough_kernels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

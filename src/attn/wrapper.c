@@ -121,7 +121,8 @@ static mstar_status make_image(mst_attn_wrapper *wrapper)
     if (device->backend->attn_image_create == NULL)
         return MSTAR_OK;
     return device->backend->attn_image_create(device, &config->shape, config->max_num_segments,
-                                              config->max_total_tokens, &wrapper->image);
+                                              config->max_total_tokens, config->max_total_kv_tokens,
+                                              &wrapper->image);
 }
 
 /* Graph mode is planned at its ceilings, from its own offset vectors. */
@@ -229,6 +230,9 @@ static mstar_status query(const mst_attn_wrapper *wrapper, mstar_ragged_prefill_
     full.plan_bytes = plan->block_bytes;
     full.kernel = wrapper->kernel;
     full.kernel_reason = wrapper->kernel_reason;
+    if (wrapper->image != NULL)
+        wrapper->device->backend->attn_planned(wrapper->device, wrapper->image, &full.kernel,
+                                               &full.kernel_reason);
     full.q_offsets = config->graph ? plan->q_offsets : NULL;
     full.kv_offsets = config->graph ? plan->kv_offsets : NULL;
     full.token_counter = config->graph ? &plan->num_tokens : NULL;

@@ -266,7 +266,7 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
             int kv_head = (int)(work % (unsigned)a.num_kv_heads);
             int first = get(base::KEY_BEGIN) / BN, end = (get(base::KEY_END) + BN - 1) / BN;
             int row = get(base::KV_FIRST);
-            if (get(base::KEY_END) <= get(base::KEY_BEGIN) || a.elements)
+            if (get(base::KEY_END) <= get(base::KEY_BEGIN))
                 end = first;
             for (int block = first; block < end; block++, at++) {
                 fetch_block(k_at(at), &args.k, k_full(stage_of(at)), k_free(stage_of(at)),
@@ -332,11 +332,10 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
             if (work >= total)
                 break;
             barrier_wait(q_free(number), (number / 2 & 1u) ^ 1u);
-            if (!a.elements)
-                copy_rows(a, (int)(work % (unsigned)a.num_kv_heads) * a.group, number, thread);
+            copy_rows(a, (int)(work % (unsigned)a.num_kv_heads) * a.group, number, thread);
             copies_commit();
             copies_wait<0>();
-            if (base::ONE && a.negative && !a.elements)
+            if (base::ONE && a.negative)
                 negate_rows(number, thread);
             show_writes();
             barrier_arrive(q_full(number));
@@ -561,13 +560,9 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
      */
 
     /* Two elements of a row in memory. */
-    __device__ __forceinline__ static uint32_t pair(const mst_cuda_attn_args &a, const void *data,
-                                                    int64_t element, bool wanted)
+    __device__ __forceinline__ static uint32_t pair(const void *data, int64_t element, bool wanted)
     {
-        const uint16_t *from = (const uint16_t *)data + element;
-        if (!wanted)
-            return 0;
-        return a.elements ? from[0] | (uint32_t)from[1] << 16 : *(const uint32_t *)from;
+        return wanted ? *(const uint32_t *)((const uint16_t *)data + element) : 0;
     }
 
     __device__ __forceinline__ void slow_rows(const mst_cuda_attn_args &a, int head,
@@ -585,7 +580,7 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
 #pragma unroll
                 for (int x = 0; x < 2; x++) {
                     int column = d * 16 + x * 8 + (lane() & 3) * 2;
-                    uint32_t word = pair(a, a.q, from + column, row < rows && column < a.head_dim);
+                    uint32_t word = pair(a.q, from + column, row < rows && column < a.head_dim);
                     if (base::ONE && a.negative)
                         word ^= 0x80008000u;
                     if (h == 0)
@@ -608,8 +603,8 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
             for (int d = 0; d < DG; d++) {
                 int column = d * 16 + (lane() & 3) * 2;
                 int64_t from = k + key * a.k_row_stride + column;
-                mma<T>(s[0][j], q[d], pair(a, a.k, from, key < keys && column < a.head_dim),
-                       pair(a, a.k, from + 8, key < keys && column + 8 < a.head_dim));
+                mma<T>(s[0][j], q[d], pair(a.k, from, key < keys && column < a.head_dim),
+                       pair(a.k, from + 8, key < keys && column + 8 < a.head_dim));
             }
         }
     }
@@ -654,7 +649,7 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
 #pragma unroll
                 for (int j = 0; j < DT / 8; j++) {
                     int column = j * 8 + (lane() & 3) * 2;
-                    uint32_t word = pair(a, a.v, v + key * a.v_row_stride + column,
+                    uint32_t word = pair(a.v, v + key * a.v_row_stride + column,
                                          key < keys && column < a.head_dim);
                     if (!is_special(word))
                         continue;
@@ -669,8 +664,8 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
             }
     }
 
-    /* What a thread has of its rows: o, m, l, huge. */
-    static constexpr int STATE = DT / 2 + 5;
+    /* What a thread has of its rows: o, m, l. */
+    static constexpr int STATE = DT / 2 + 4;
 
     /* Everything of a warp's 16 rows, straight from memory. wide: the rows that are huge. */
     __device__ __noinline__ static void from_memory(const mst_cuda_attn_args &a, int causal,
@@ -682,7 +677,6 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
         t.lk = t.get(base::LK);
         t.rows = t.get(base::ROW_END) - t.get(base::ROW_BEGIN);
         t.wide = wide;
-        t.huge = 0;
         uint32_t q[DG][4];
         t.slow_rows(a, kv_head * a.group, q);
         t.clear();
@@ -720,8 +714,6 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
             state[DT / 2 + h] = t.m[0][h];
             state[DT / 2 + 2 + h] = t.l[0][h];
         }
-        t.note_huge(a);
-        state[DT / 2 + 4] = __uint_as_float(t.huge);
     }
 
     /* One part of the keys. */
@@ -736,16 +728,10 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
             clear();
             return;
         }
-        bool slow = a.elements != 0;
-        if (!slow) {
-            blocks(a, causal, row_mask, range_of(a, causal, row_mask, key_begin, key_end));
-            base::note_huge(a);
-            slow = row_mask && meet_any(2 + group(), GROUP, special);
-        } else if (warp() * 16 >= rows) {
-            clear();
-            return;
-        }
-        for (bool last = !a.elements; slow || __any_sync(0xffffffffu, huge != 0); last = true) {
+        blocks(a, causal, row_mask, range_of(a, causal, row_mask, key_begin, key_end));
+        base::note_huge(a);
+        bool again = row_mask && meet_any(2 + group(), GROUP, special);
+        if (again || __any_sync(0xffffffffu, huge != 0)) {
             float state[STATE];
             from_memory(a, causal, kv_head, item, key_begin, key_end, huge, state);
 #pragma unroll
@@ -757,10 +743,6 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
                 m[0][h] = state[DT / 2 + h];
                 l[0][h] = state[DT / 2 + 2 + h];
             }
-            huge = __float_as_uint(state[DT / 2 + 4]);
-            if (last)
-                break;
-            slow = false;
         }
         l[0][0] = quad_sum(l[0][0]);
         l[0][1] = quad_sum(l[0][1]);

@@ -1180,7 +1180,7 @@ struct tile {
         __syncwarp();
     }
 
-    template <bool SHARED>
+    template <bool SHARED = false>
     __device__ __forceinline__ void store(const mst_cuda_attn_args &a, int head)
     {
         int64_t first_token = SHARED ? 0 : get(Q_FIRST);
@@ -1488,7 +1488,7 @@ struct tile {
             __threadfence();
             merge_all(a, slots, part_floats, num_splits);
         }
-        store<false>(a, kv_head * a.group);
+        store(a, kv_head * a.group);
     }
 
     __device__ __forceinline__ void run(const mst_cuda_attn_args &a, char *smem)

@@ -185,15 +185,16 @@ size_t mst_cuda_attn_scratch_bytes(const mstar_device *device, const mst_attn_sh
 mst_attn_tile mst_cuda_attn_worst_tile(const mstar_device *device, const mst_attn_shape *shape);
 int64_t mst_cuda_attn_near_tokens(const mstar_device *device, const mst_attn_shape *shape);
 mstar_status mst_cuda_attn_image_create(mstar_device *device, const mst_attn_shape *shape,
-                                        int64_t max_segments, int64_t max_tokens, void **image);
+                                        int64_t max_segments, int64_t max_tokens,
+                                        int64_t max_kv_tokens, void **image);
 void mst_cuda_attn_image_destroy(mstar_device *device, void *image);
 mstar_status mst_cuda_attn_image_begin(mstar_stream *stream, mstar_device *device, void *image,
                                        int64_t num_segments, int64_t num_tokens);
 mstar_status mst_cuda_attn_image_end(mstar_stream *stream, mstar_device *device, void *image,
                                      const mst_attn_call *plan, int64_t num_tokens);
 mstar_status mst_cuda_attn_run(mstar_stream *stream, const mst_attn_call *call);
-/* What runs of the image launch now; for tests. */
-const mst_cuda_kernel *mst_cuda_attn_image_kernel(const void *image);
+void mst_cuda_attn_planned(const mstar_device *device, const void *image, const char **symbol,
+                           const char **reason);
 
 /* ---- cuda_graph.c: entries of the vtable ----------------------------------------------------- */
 
@@ -208,6 +209,12 @@ mstar_status mst_cuda_record_attn(mstar_stream *stream, const mst_attn_call *cal
 
 /* ---- cuda_attn_kernel.c ---------------------------------------------------------------------- */
 
+/* Query heads of a kv head. */
+static inline int32_t mst_cuda_attn_group_of(const mst_attn_shape *shape)
+{
+    return shape->num_qo_heads / shape->num_kv_heads;
+}
+
 /* Whether a shape has a plain kernel alone: f32, or by name. */
 bool mst_cuda_attn_is_plain(const mst_attn_shape *shape);
 /*
@@ -217,9 +224,37 @@ bool mst_cuda_attn_is_plain(const mst_attn_shape *shape);
  */
 const mst_cuda_kernel *mst_cuda_attn_find(const mst_cuda *cuda, const mst_attn_shape *shape,
                                           int32_t rows, bool few);
-/* The same for a layout that has so many tiles of 64 rows, or of 128. */
+/* Row tiles of a layout: of 64 rows, of 128, and of 64 where short segments share them. */
+typedef struct mst_cuda_attn_tiles {
+    int64_t of_64, of_128, shared;
+} mst_cuda_attn_tiles;
+/* The same for a layout that has so many tiles. */
 const mst_cuda_kernel *mst_cuda_attn_pick(const mst_cuda *cuda, const mst_attn_shape *shape,
-                                          int64_t tiles_of_64, int64_t tiles_of_128);
+                                          const mst_cuda_attn_tiles *tiles);
+/*
+ * What stands in for a kernel that has its keys described where they cannot be: of the same rows,
+ * over the same list, with the same bits. NULL for a kernel that describes none.
+ */
+const mst_cuda_kernel *mst_cuda_attn_undescribed(const mst_cuda *cuda, const mst_attn_shape *shape,
+                                                 const mst_cuda_kernel *kernel);
+/* Why a plan has the kernel that was picked for it. Static. */
+const char *mst_cuda_attn_reason(const mstar_device *device, const mst_attn_shape *shape,
+                                 const mst_cuda_kernel *kernel);
+
+/* ---- cuda_attn_list.c ------------------------------------------------------------------------ */
+
+struct mst_cuda_attn_item;
+/* Keys that no segment of the shape with fewer is split at; INT32_MAX where none is split. */
+int32_t mst_cuda_attn_least_split(const mst_attn_shape *shape);
+/* The items of a plan for a kernel, at most max_slots of them parts of one; how many there are. */
+int64_t mst_cuda_attn_write_list(const mst_cuda *cuda, const mst_attn_shape *shape,
+                                 const mst_cuda_kernel *kernel, const mst_attn_call *plan,
+                                 int64_t max_slots, struct mst_cuda_attn_item *items);
+/* The tiles of a plan, and of one of so many tokens spread evenly over segments, 1 or more. */
+void mst_cuda_attn_tiles_of(const mst_attn_shape *shape, const mst_attn_call *plan,
+                            mst_cuda_attn_tiles *tiles);
+void mst_cuda_attn_tiles_of_even(const mst_attn_shape *shape, int64_t segments, int64_t tokens,
+                                 int64_t kv_tokens, mst_cuda_attn_tiles *tiles);
 
 /* ---- cuda_attn_choice.c: pure functions ------------------------------------------------------ */
 
@@ -249,6 +284,12 @@ bool mst_cuda_attn_shares(int32_t tile_rows, int64_t num_items, int64_t num_kv_h
  */
 bool mst_cuda_attn_fits(int32_t count, int64_t rows_taken, int64_t keys_taken, int64_t rows,
                         int64_t keys, int32_t block_keys);
+/*
+ * Whether kernels by mma.sync are to serve a layout for the tiles that its short segments share,
+ * where a card has kernels by wgmma, which share none. Where bits agree, up to head dim 128.
+ */
+bool mst_cuda_attn_prefers_sharing(int32_t tile_head_dim, int64_t tiles, int64_t shared_tiles,
+                                   int64_t num_kv_heads, int64_t multiprocessors);
 /*
  * Blocks of tiles of so many rows for one multiprocessor, of those that fit; each keeps a partial
  * result of its own, and there is memory for limit tiles of 64 rows.

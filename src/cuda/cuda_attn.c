@@ -8,7 +8,6 @@
  * ceilings.
  */
 #include <math.h>
-#include <stddef.h>
 #include <string.h>
 
 #include "cuda/attn_args.h"
@@ -26,6 +25,9 @@ typedef struct mst_cuda_attn_image {
     mst_attn_shape shape;
     const mst_cuda_kernel *kernel; /* graph mode: from the ceilings; eager: from the latest plan */
     mst_cuda_function function;
+    /* where the kernel has its keys described and they cannot be */
+    const mst_cuda_kernel *undescribed;
+    mst_cuda_function undescribed_function;
     bool graph;
     int64_t max_items; /* that memory holds */
     unsigned char *memory;
@@ -40,31 +42,15 @@ typedef struct mst_cuda_attn_image {
 _Static_assert(HEADER_AT % 64 == 0, "the header is aligned");
 _Static_assert(sizeof(mst_cuda_attn_item) == 48, "an item is three copies of 16 bytes");
 
-static int32_t group_of(const mst_attn_shape *shape)
-{
-    return shape->num_qo_heads / shape->num_kv_heads;
-}
-
 /* Blocks of 64 rows that one multiprocessor is given at most. */
 static int32_t blocks_limit(const mst_attn_shape *shape)
 {
     return mst_cuda_attn_tile_head_dim(shape->head_dim) > 128 ? 2 : 4;
 }
 
-/* Keys of a part of the shape's segments, which one of fewer keys is never cut into; INT32_MAX
- * where none is cut. */
-static int32_t least_split(const mst_attn_shape *shape)
-{
-    int64_t part = mst_cuda_attn_is_plain(shape)
-                       ? 0
-                       : mst_cuda_attn_part_keys(mst_cuda_attn_tile_head_dim(shape->head_dim), 1,
-                                                 shape->num_kv_heads, INT32_MAX);
-    return part > 0 ? (int32_t)part : INT32_MAX;
-}
-
 static bool may_split(const mst_attn_shape *shape)
 {
-    return least_split(shape) < INT32_MAX;
+    return mst_cuda_attn_least_split(shape) < INT32_MAX;
 }
 
 size_t mst_cuda_attn_scratch_bytes(const mstar_device *device, const mst_attn_shape *shape)
@@ -81,7 +67,7 @@ size_t mst_cuda_attn_scratch_bytes(const mstar_device *device, const mst_attn_sh
 mst_attn_tile mst_cuda_attn_worst_tile(const mstar_device *device, const mst_attn_shape *shape)
 {
     (void)device;
-    return (mst_attn_tile){(int32_t)mst_max_i64(ITEM_ROWS / group_of(shape), 1),
+    return (mst_attn_tile){(int32_t)mst_max_i64(ITEM_ROWS / mst_cuda_attn_group_of(shape), 1),
                            shape->num_kv_heads};
 }
 
@@ -97,7 +83,7 @@ int64_t mst_cuda_attn_near_tokens(const mstar_device *device, const mst_attn_sha
 static mstar_status bound_items(const mst_attn_shape *shape, int64_t num_segments,
                                 int64_t num_tokens, int64_t *items)
 {
-    int64_t group = group_of(shape);
+    int64_t group = mst_cuda_attn_group_of(shape);
     int64_t rows = mst_max_i64(ITEM_ROWS / group, 1);
     int64_t tiles = mst_min_i64(num_segments, num_tokens) + num_tokens / rows;
     *items = tiles * mst_ceil_div(rows * group, 64) + MAX_SLOTS;
@@ -109,11 +95,20 @@ static mstar_status bound_items(const mst_attn_shape *shape, int64_t num_segment
     return MSTAR_OK;
 }
 
-static mstar_status choose_kernel(mst_cuda *cuda, mst_cuda_attn_image *image, int64_t tiles_of_64,
-                                  int64_t tiles_of_128)
+/* The kernel and what stands in for it, both loaded: a run may be captured, and loads nothing. */
+static mstar_status choose_kernel(mst_cuda *cuda, mst_cuda_attn_image *image,
+                                  const mst_cuda_attn_tiles *tiles)
 {
-    image->kernel = mst_cuda_attn_pick(cuda, &image->shape, tiles_of_64, tiles_of_128);
-    return mst_cuda_function_get(cuda, image->kernel, &image->function);
+    const mst_cuda_kernel *kernel = mst_cuda_attn_pick(cuda, &image->shape, tiles);
+    const mst_cuda_kernel *undescribed = mst_cuda_attn_undescribed(cuda, &image->shape, kernel);
+    mst_cuda_function function;
+    MST_TRY(mst_cuda_function_get(cuda, kernel, &function));
+    if (undescribed != NULL)
+        MST_TRY(mst_cuda_function_get(cuda, undescribed, &image->undescribed_function));
+    image->kernel = kernel;
+    image->function = function;
+    image->undescribed = undescribed;
+    return MSTAR_OK;
 }
 
 static mstar_status take_memory(mstar_device *device, mst_cuda_attn_image *image, int64_t max_items)
@@ -126,21 +121,22 @@ static mstar_status take_memory(mstar_device *device, mst_cuda_attn_image *image
     return MSTAR_OK;
 }
 
-/* As if the tokens were spread evenly over the segments: what graph mode's kernel is chosen for. */
+/* Graph mode's kernel: for the ceilings, as if tokens were spread evenly over the segments. */
 static mstar_status fix_kernel(mstar_device *device, mst_cuda_attn_image *image,
-                               int64_t max_segments, int64_t max_tokens)
+                               int64_t max_segments, int64_t max_tokens, int64_t max_kv_tokens)
 {
     mst_cuda *cuda = mst_cuda_of(device);
-    int64_t rows = mst_ceil_div(max_tokens, max_segments) * group_of(&image->shape);
+    mst_cuda_attn_tiles tiles;
+    mst_cuda_attn_tiles_of_even(&image->shape, max_segments, max_tokens, max_kv_tokens, &tiles);
     MST_TRY(mst_cuda_enter(cuda));
-    mstar_status status = choose_kernel(cuda, image, mst_ceil_div(rows, 64) * max_segments,
-                                        mst_ceil_div(rows, 128) * max_segments);
+    mstar_status status = choose_kernel(cuda, image, &tiles);
     mst_cuda_leave(cuda);
     return status;
 }
 
 mstar_status mst_cuda_attn_image_create(mstar_device *device, const mst_attn_shape *shape,
-                                        int64_t max_segments, int64_t max_tokens, void **image)
+                                        int64_t max_segments, int64_t max_tokens,
+                                        int64_t max_kv_tokens, void **image)
 {
     void *memory;
     MST_TRY(mst_alloc_zero(sizeof(mst_cuda_attn_image), "attention image", &memory));
@@ -151,7 +147,7 @@ mstar_status mst_cuda_attn_image_create(mstar_device *device, const mst_attn_sha
     mstar_status status = MSTAR_OK;
     if (made->graph) {
         MST_TRY_GOTO(bound_items(shape, max_segments, max_tokens, &max_items), failed);
-        MST_TRY_GOTO(fix_kernel(device, made, max_segments, max_tokens), failed);
+        MST_TRY_GOTO(fix_kernel(device, made, max_segments, max_tokens, max_kv_tokens), failed);
         made->num_items = max_items;
     }
     MST_TRY_GOTO(take_memory(device, made, max_items), failed);
@@ -173,9 +169,14 @@ void mst_cuda_attn_image_destroy(mstar_device *device, void *image)
     mst_free(own);
 }
 
-const mst_cuda_kernel *mst_cuda_attn_image_kernel(const void *image)
+void mst_cuda_attn_planned(const mstar_device *device, const void *image, const char **symbol,
+                           const char **reason)
 {
-    return ((const mst_cuda_attn_image *)image)->kernel;
+    const mst_cuda_attn_image *own = image;
+    if (own->kernel == NULL)
+        return;
+    *symbol = own->kernel->symbol;
+    *reason = mst_cuda_attn_reason(device, &own->shape, own->kernel);
 }
 
 static size_t upload_bytes(int64_t num_items)
@@ -234,155 +235,6 @@ mstar_status mst_cuda_attn_image_begin(mstar_stream *stream, mstar_device *devic
     return status;
 }
 
-/* A list on its way from the planner's form to the kernels'. */
-typedef struct image_writer {
-    const mst_attn_call *plan;
-    const mst_attn_shape *shape;
-    int32_t group;
-    int32_t rows; /* of a tile */
-    int32_t tile_head_dim;
-    int32_t least_split;          /* a segment of fewer keys is not split */
-    int64_t num_slots, max_slots; /* parts of tiles; each has a partial result for every kv head */
-    mst_cuda_attn_item *items;
-    int64_t num_items;
-    bool shares;
-    int32_t block_keys;
-    mst_cuda_attn_item *open; /* the tile that the next segment may share; NULL: none */
-    int32_t open_count, open_rows, open_keys;
-} image_writer;
-
-_Static_assert(sizeof(mst_cuda_attn_shared) == sizeof(mst_cuda_attn_item) &&
-                   offsetof(mst_cuda_attn_shared, slot) == offsetof(mst_cuda_attn_item, slot),
-               "one stands in the place of the other");
-
-/* An item of a whole segment becomes the first of a tile that is shared. */
-static void open_to_others(mst_cuda_attn_item *item)
-{
-    mst_cuda_attn_shared shared = {.first = {{item->q_first, item->kv_first}},
-                                   .rows = (uint32_t)item->row_end,
-                                   .keys = (uint32_t)item->lk,
-                                   .slot = MST_CUDA_SHARED};
-    memcpy(item, &shared, sizeof shared);
-}
-
-/* A short segment into the open tile, where it fits: no item of its own. */
-static bool join(image_writer *w, int32_t q_first, int32_t kv_first, int32_t rows, int32_t keys)
-{
-    if (w->open == NULL ||
-        !mst_cuda_attn_fits(w->open_count, w->open_rows, w->open_keys, rows, keys, w->block_keys))
-        return false;
-    if (w->open_count == 1)
-        open_to_others(w->open);
-    mst_cuda_attn_shared *to = (mst_cuda_attn_shared *)(void *)w->open;
-    int32_t i = w->open_count++;
-    w->open_rows += (int32_t)mst_round_up(rows, 16);
-    w->open_keys += (int32_t)mst_round_up(keys, 16);
-    to->first[i].q = q_first;
-    to->first[i].kv = kv_first;
-    to->rows |= (uint32_t)rows << (8 * i);
-    to->keys |= (uint32_t)keys << (8 * i);
-    return true;
-}
-
-/* The latest item, which has more keys than a part: its parts as items of their own, or one item
- * that does them in turn. */
-static void write_parts(image_writer *w, int64_t part)
-{
-    mst_cuda_attn_item item = w->items[--w->num_items];
-    int32_t begin = item.key_begin, end = item.key_end;
-    int64_t first = begin / part;
-    int64_t num_parts = end > begin ? (end - 1) / part + 1 - first : 1;
-    item.num_splits = (int32_t)num_parts;
-    if (num_parts == 1 || w->num_slots + num_parts > w->max_slots) {
-        w->items[w->num_items++] = item;
-        return;
-    }
-    item.slot = (int32_t)w->num_slots;
-    w->num_slots += num_parts;
-    for (int64_t i = 0; i < num_parts; i++) {
-        item.split = (int32_t)i;
-        item.key_begin = (int32_t)mst_max_i64(begin, (first + i) * part);
-        item.key_end = (int32_t)mst_min_i64(end, (first + i + 1) * part);
-        w->items[w->num_items++] = item;
-    }
-}
-
-/* Keys of a part of the segment, INT32_MAX where its keys are not split. */
-static int32_t part_of(const image_writer *w, int32_t lq, int32_t lk)
-{
-    if (lk < w->least_split)
-        return INT32_MAX;
-    int64_t part = mst_cuda_attn_part_keys(w->tile_head_dim, (int64_t)lq * w->group,
-                                           w->shape->num_kv_heads, lk);
-    return part > 0 ? (int32_t)part : INT32_MAX;
-}
-
-/* Whether an item is a whole segment that leaves room in a tile for another, which takes 16
- * places of each at least. */
-static bool may_share(const image_writer *w, const mst_attn_item *item, int32_t lq, int32_t rows,
-                      int32_t lk)
-{
-    return w->shares && item->q_begin == 0 && item->q_rows == lq &&
-           mst_cuda_attn_fits(1, 16, 16, rows, lk, w->block_keys);
-}
-
-/* The items of a row tile, or its place in a tile that is shared.
- * Written where it stays, field by field: a copy of a struct just made waits for its stores. */
-static void write_item(image_writer *w, const mst_attn_item *from)
-{
-    const int32_t *q = w->plan->q_offsets + from->segment;
-    const int32_t *kv = w->plan->kv_offsets + from->segment;
-    const int32_t group = w->group, rows = w->rows;
-    const int32_t q_first = q[0], kv_first = kv[0];
-    const int32_t lq = q[1] - q_first, lk = kv[1] - kv_first;
-    const int32_t key_begin = from->kv_begin, key_last = from->kv_end;
-    const bool causal = w->plan->causal;
-    const int32_t part_keys = part_of(w, lq, lk);
-    const int32_t end = (from->q_begin + from->q_rows) * group;
-    if (may_share(w, from, lq, end, lk)) {
-        if (join(w, q_first, kv_first, end, lk))
-            return;
-        w->open = &w->items[w->num_items];
-        w->open_count = 1;
-        w->open_rows = (int32_t)mst_round_up(end, 16);
-        w->open_keys = (int32_t)mst_round_up(lk, 16);
-    }
-    for (int32_t row = from->q_begin * group; row < end;) {
-        int32_t row_end = end - row > rows ? row + rows : end;
-        int32_t key_end = key_last;
-        if (causal) { /* a low tile sees less than the item it is cut from */
-            int64_t last = (int64_t)lk - lq + (row_end - 1) / group;
-            key_end = (int32_t)mst_max_i64(key_begin, mst_min_i64(key_end, last + 1));
-        }
-        w->items[w->num_items++] = (mst_cuda_attn_item){.q_first = q_first,
-                                                        .kv_first = kv_first,
-                                                        .lq = lq,
-                                                        .lk = lk,
-                                                        .row_begin = row,
-                                                        .row_end = row_end,
-                                                        .key_begin = key_begin,
-                                                        .key_end = key_end,
-                                                        .split = 0,
-                                                        .num_splits = 1,
-                                                        .slot = -1,
-                                                        .part_keys = part_keys};
-        if (key_end > part_keys)
-            write_parts(w, part_keys);
-        row = row_end;
-    }
-}
-
-/* Tiles of either height, for the choice between them. */
-static void count_tiles(const mst_attn_call *plan, int32_t group, int64_t *of_64, int64_t *of_128)
-{
-    *of_64 = *of_128 = 0;
-    for (int64_t i = 0; i < plan->num_items; i++) {
-        int64_t rows = (int64_t)plan->items[i].q_rows * group;
-        *of_64 += mst_ceil_div(rows, 64);
-        *of_128 += mst_ceil_div(rows, 128);
-    }
-}
-
 mstar_status mst_cuda_attn_image_end(mstar_stream *stream, mstar_device *device, void *image,
                                      const mst_attn_call *plan, int64_t num_tokens)
 {
@@ -391,34 +243,22 @@ mstar_status mst_cuda_attn_image_end(mstar_stream *stream, mstar_device *device,
     MST_TRY(mst_cuda_enter(cuda));
     mstar_status status = MSTAR_OK;
     if (!own->graph) {
-        int64_t of_64, of_128;
-        count_tiles(plan, group_of(&own->shape), &of_64, &of_128);
-        status = choose_kernel(cuda, own, of_64, of_128);
+        mst_cuda_attn_tiles tiles;
+        mst_cuda_attn_tiles_of(&own->shape, plan, &tiles);
+        status = choose_kernel(cuda, own, &tiles);
     }
     if (status == MSTAR_OK) {
         mst_cuda_attn_header *header = own->stage->memory;
-        image_writer w = {.plan = plan,
-                          .shape = &own->shape,
-                          .group = group_of(&own->shape),
-                          .least_split = least_split(&own->shape),
-                          .rows = own->kernel->rows,
-                          .tile_head_dim = mst_cuda_attn_tile_head_dim(own->shape.head_dim),
-                          .max_slots = MAX_SLOTS * 64 / own->kernel->rows / own->shape.num_kv_heads,
-                          .items = (void *)((char *)header + (ITEMS_AT - HEADER_AT)),
-                          .shares =
-                              !mst_cuda_attn_is_plain(&own->shape) && own->kernel->major == 0 &&
-                              mst_cuda_attn_shares(own->kernel->rows, plan->num_items,
-                                                   own->shape.num_kv_heads, cuda->multiprocessors),
-                          .block_keys = own->kernel->block_keys};
-        for (int64_t i = 0; i < plan->num_items; i++)
-            write_item(&w, &plan->items[i]);
-        *header =
-            (mst_cuda_attn_header){(int32_t)w.num_items, (int32_t)num_tokens, plan->causal, 0};
+        int64_t max_slots = MAX_SLOTS * 64 / own->kernel->rows / own->shape.num_kv_heads;
+        int64_t num_items =
+            mst_cuda_attn_write_list(cuda, &own->shape, own->kernel, plan, max_slots,
+                                     (void *)((char *)header + (ITEMS_AT - HEADER_AT)));
+        *header = (mst_cuda_attn_header){(int32_t)num_items, (int32_t)num_tokens, plan->causal, 0};
         if (!own->graph)
-            own->num_items = w.num_items;
+            own->num_items = num_items;
         void *handle = handle_or_own(cuda, stream);
         status = mst_cuda_stage_send(cuda, handle, own->stage, own->memory + HEADER_AT,
-                                     upload_bytes(w.num_items));
+                                     upload_bytes(num_items));
         own->stage = NULL;
         if (status == MSTAR_OK && stream == NULL)
             status = mst_cuda_check(cuda->driver, cuda->driver->stream_synchronize(handle),
@@ -479,7 +319,7 @@ static void fill(const mst_attn_call *call, const mst_cuda_attn_image *image,
     args->lse_row_stride = call->lse_row_stride;
     args->zero_end = call->zero_end;
     args->num_kv_heads = shape->num_kv_heads;
-    args->group = group_of(shape);
+    args->group = mst_cuda_attn_group_of(shape);
     args->head_dim = shape->head_dim;
     args->window_left = window_of(shape->window_left);
     args->window_right = window_of(shape->window_right);
@@ -500,8 +340,8 @@ static bool can_describe(const mst_attn_shape *shape, int64_t row_stride, int64_
            (shape->num_kv_heads == 1 || (head_stride > 0 && head_stride < limit));
 }
 
-static mstar_status describe(const mst_cuda *cuda, const mst_attn_call *call, const void *data,
-                             int64_t row_stride, int64_t head_stride, mst_cuda_tensor_map *map)
+static bool describe(const mst_cuda *cuda, const mst_attn_call *call, const void *data,
+                     int64_t row_stride, int64_t head_stride, mst_cuda_tensor_map *map)
 {
     const mst_attn_shape *shape = call->shape;
     const uint64_t sizes[] = {(uint64_t)shape->head_dim, (uint64_t)shape->num_kv_heads,
@@ -510,34 +350,29 @@ static mstar_status describe(const mst_cuda *cuda, const mst_attn_call *call, co
         (uint64_t)(shape->num_kv_heads == 1 ? mst_round_up(shape->head_dim, 8) : head_stride) * 2,
         (uint64_t)row_stride * 2};
     const uint32_t box[] = {64, 1, 64}, steps[] = {1, 1, 1};
-    return mst_cuda_check(
-        cuda->driver,
-        cuda->driver->tensor_map_encode(
-            map, shape->dtype == MSTAR_DTYPE_BF16 ? MST_CUDA_MAP_BF16 : MST_CUDA_MAP_F16, 3,
-            (void *)(uintptr_t)data, sizes, strides, box, steps, 0, MST_CUDA_MAP_SWIZZLE_128,
-            MST_CUDA_MAP_PROMOTE_256, 0),
-        "describing keys and values");
+    return cuda->driver->tensor_map_encode(
+               map, shape->dtype == MSTAR_DTYPE_BF16 ? MST_CUDA_MAP_BF16 : MST_CUDA_MAP_F16, 3,
+               (void *)(uintptr_t)data, sizes, strides, box, steps, 0, MST_CUDA_MAP_SWIZZLE_128,
+               MST_CUDA_MAP_PROMOTE_256, 0) == MST_CUDA_SUCCESS;
 }
 
-/* What the copy engine is told of k and v, or that it cannot be told. */
-static mstar_status describe_keys(const mst_cuda *cuda, const mst_attn_call *call,
-                                  mst_cuda_hopper_args *args)
+/* What the copy engine is told of k and v; false where it cannot be told. */
+static bool describe_keys(const mst_cuda *cuda, const mst_attn_call *call,
+                          mst_cuda_hopper_args *args)
 {
     const mst_attn_shape *shape = call->shape;
-    if (!can_describe(shape, call->k_row_stride, call->k_head_stride) ||
+    if (args->attn.elements || !can_describe(shape, call->k_row_stride, call->k_head_stride) ||
         !can_describe(shape, call->v_row_stride, call->v_head_stride))
-        args->attn.elements = 1;
-    if (args->attn.elements || call->kv_rows == 0)
-        return MSTAR_OK;
-    MST_TRY(describe(cuda, call, call->k, call->k_row_stride, call->k_head_stride, &args->k));
-    return describe(cuda, call, call->v, call->v_row_stride, call->v_head_stride, &args->v);
+        return false;
+    return call->kv_rows == 0 ||
+           (describe(cuda, call, call->k, call->k_row_stride, call->k_head_stride, &args->k) &&
+            describe(cuda, call, call->v, call->v_row_stride, call->v_head_stride, &args->v));
 }
 
 /* Blocks stay and take work, so more than fit are never launched. */
-static unsigned grid_of(const mst_cuda *cuda, const mst_cuda_attn_image *image)
+static unsigned grid_of(const mst_cuda *cuda, const mst_cuda_attn_image *image, int32_t fit)
 {
-    int64_t blocks = mst_cuda_attn_blocks(image->function.blocks, image->kernel->rows,
-                                          blocks_limit(&image->shape));
+    int64_t blocks = mst_cuda_attn_blocks(fit, image->kernel->rows, blocks_limit(&image->shape));
     int64_t work = image->num_items * image->shape.num_kv_heads;
     return (unsigned)mst_max_i64(1, mst_min_i64(work, blocks * cuda->multiprocessors));
 }
@@ -546,19 +381,21 @@ static mstar_status launch(mstar_stream *stream, const mst_attn_call *call)
 {
     const mst_cuda *cuda = mst_cuda_of(stream->device);
     const mst_cuda_attn_image *image = call->image;
+    const mst_cuda_kernel *kernel = image->kernel;
+    int32_t fit = image->function.blocks;
     mst_cuda_hopper_args args;
     memset(&args, 0, sizeof args);
     fill(call, image, &args.attn);
     if (stream->graph != NULL)
         MST_TRY(mst_cuda_record_attn(stream, call));
-    mst_cuda_grid grid = {.x = grid_of(cuda, image), .y = 1, .threads = image->kernel->threads};
     MST_TRY(mst_cuda_enter(cuda));
-    mstar_status status = MSTAR_OK;
-    if (image->kernel->described)
-        status = describe_keys(cuda, call, &args);
-    if (status == MSTAR_OK)
-        status = mst_cuda_launch(cuda, image->kernel, grid, mst_cuda_handle(stream),
-                                 image->kernel->described ? (void *)&args : &args.attn);
+    if (kernel->described && !describe_keys(cuda, call, &args)) {
+        kernel = image->undescribed;
+        fit = image->undescribed_function.blocks;
+    }
+    mst_cuda_grid grid = {.x = grid_of(cuda, image, fit), .y = 1, .threads = kernel->threads};
+    mstar_status status = mst_cuda_launch(cuda, kernel, grid, mst_cuda_handle(stream),
+                                          kernel->described ? (void *)&args : &args.attn);
     mst_cuda_leave(cuda);
     return status;
 }

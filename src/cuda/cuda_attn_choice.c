@@ -56,3 +56,12 @@ bool mst_cuda_attn_fits(int32_t count, int64_t rows_taken, int64_t keys_taken, i
     return count < MST_CUDA_SHARERS && keys > 0 && rows_taken + rows <= 64 &&
            keys_taken + keys <= block_keys;
 }
+
+/* A tile by mma.sync costs up to a quarter more than one by wgmma. */
+bool mst_cuda_attn_prefers_sharing(int32_t tile_head_dim, int64_t tiles, int64_t shared_tiles,
+                                   int64_t num_kv_heads, int64_t multiprocessors)
+{
+    return tile_head_dim <= 128 && /* above, bits differ */
+           mst_cuda_attn_shares(64, tiles, num_kv_heads, multiprocessors) &&
+           shared_tiles * 4 <= tiles * 3;
+}

@@ -16,15 +16,16 @@ static bool is_better(const mst_cuda_kernel *kernel, const mst_cuda_kernel *than
     return few ? kernel->stages > than->stages : kernel->stages < than->stages;
 }
 
-/* Tall tiles by the copy engine are for those who ask for them, until the kernels as they are have
- * run on a card; and for rows that lie on 16 bytes. */
+/* Tall tiles by the copy engine are for rows that lie on 16 bytes. */
 static bool takes_tall(const mst_attn_shape *shape)
 {
-    return shape->wanted == MST_ATTN_FA3 && shape->head_dim % 8 == 0;
+    return shape->head_dim % 8 == 0;
 }
 
-const mst_cuda_kernel *mst_cuda_attn_find(const mst_cuda *cuda, const mst_attn_shape *shape,
-                                          int32_t rows, bool few)
+/* The best kernel of those with the shape's head dim and dtype, and so many rows; wgmma: those of
+ * the card's own kind among them. */
+static const mst_cuda_kernel *find(const mst_cuda *cuda, const mst_attn_shape *shape, int32_t rows,
+                                   bool few, bool wgmma)
 {
     int32_t head_dim =
         mst_cuda_attn_is_plain(shape) ? 0 : mst_cuda_attn_tile_head_dim(shape->head_dim);
@@ -33,7 +34,7 @@ const mst_cuda_kernel *mst_cuda_attn_find(const mst_cuda *cuda, const mst_attn_s
         const mst_cuda_kernel *kernel = mst_cuda_kernel_at(i);
         if (kernel->dtype != shape->dtype || kernel->head_dim != head_dim || kernel->rows != rows)
             continue;
-        if (kernel->major != 0 && (kernel->major != cuda->major || shape->wanted == MST_ATTN_FA2))
+        if (kernel->major != 0 && (kernel->major != cuda->major || !wgmma))
             continue;
         if (kernel->described && !takes_tall(shape))
             continue;
@@ -41,6 +42,12 @@ const mst_cuda_kernel *mst_cuda_attn_find(const mst_cuda *cuda, const mst_attn_s
             found = kernel;
     }
     return found;
+}
+
+const mst_cuda_kernel *mst_cuda_attn_find(const mst_cuda *cuda, const mst_attn_shape *shape,
+                                          int32_t rows, bool few)
+{
+    return find(cuda, shape, rows, few, shape->wanted != MST_ATTN_FA2);
 }
 
 /* The kernel for Hopper that backend "fa3" asks for: of low tiles where there is one, or of tall
@@ -79,35 +86,62 @@ static void find_wanted(const mst_cuda *cuda, const mst_attn_shape *shape, const
 void mst_cuda_attn_kernel(const mstar_device *device, const mst_attn_shape *shape,
                           const char **symbol, const char **reason)
 {
+    const mst_cuda *cuda = mst_cuda_of(device);
     if (shape->wanted != MST_ATTN_ANY) {
-        find_wanted(mst_cuda_of(device), shape, symbol, reason);
+        find_wanted(cuda, shape, symbol, reason);
         return;
     }
-    const mst_cuda_kernel *kernel = mst_cuda_attn_find(mst_cuda_of(device), shape, 64, false);
+    const mst_cuda_kernel *kernel = mst_cuda_attn_find(cuda, shape, 64, false);
     *symbol = kernel->symbol;
     if (shape->reference)
         *reason = "asked for by backend \"reference\"";
     else if (shape->dtype == MSTAR_DTYPE_F32)
         *reason = "f32 has no tensor-core kernel";
     else if (kernel->major == 9)
-        *reason = "wgmma, which cards of compute capability 9.0 have";
-    else if (mst_cuda_of(device)->major == 9)
-        *reason = "mma.sync: wgmma kernels are for head dims 49 to 64, 113 to 128, 241 to 256; "
-                  "tile height and stages are chosen for each plan";
+        *reason = "wgmma, which cards of compute capability 9.0 have; plans of short segments take "
+                  "mma.sync up to head dim 128";
+    else if (cuda->major == 9)
+        *reason = "mma.sync; at head dims 72, 80, 88 and 96 plans of many long segments take wgmma "
+                  "in tall tiles";
     else
         *reason = "mma.sync; tile height and stages are chosen for each plan";
 }
 
 const mst_cuda_kernel *mst_cuda_attn_pick(const mst_cuda *cuda, const mst_attn_shape *shape,
-                                          int64_t tiles_of_64, int64_t tiles_of_128)
+                                          const mst_cuda_attn_tiles *tiles)
 {
-    int32_t rows = 64;
-    if (shape->wanted == MST_ATTN_FA3)
+    bool plain = mst_cuda_attn_is_plain(shape), wgmma = shape->wanted != MST_ATTN_FA2;
+    int32_t tile_head_dim = mst_cuda_attn_tile_head_dim(shape->head_dim), rows = 64;
+    if (shape->wanted == MST_ATTN_FA3) {
         rows = find_fa3(cuda, shape)->rows;
-    else if (!mst_cuda_attn_is_plain(shape))
-        rows = mst_cuda_attn_tile_rows(shape->wanted == MST_ATTN_FA2 ? 0 : cuda->major,
-                                       mst_cuda_attn_tile_head_dim(shape->head_dim), tiles_of_64,
-                                       tiles_of_128, shape->num_kv_heads, cuda->multiprocessors);
-    bool few = tiles_of_64 * shape->num_kv_heads <= (int64_t)2 * cuda->multiprocessors;
-    return mst_cuda_attn_find(cuda, shape, rows, few);
+    } else if (!plain) {
+        rows = mst_cuda_attn_tile_rows(wgmma ? cuda->major : 0, tile_head_dim, tiles->of_64,
+                                       tiles->of_128, shape->num_kv_heads, cuda->multiprocessors);
+        if (mst_cuda_attn_prefers_sharing(tile_head_dim, tiles->of_64, tiles->shared,
+                                          shape->num_kv_heads, cuda->multiprocessors))
+            wgmma = false;
+    }
+    bool few = tiles->of_64 * shape->num_kv_heads <= (int64_t)2 * cuda->multiprocessors;
+    return find(cuda, shape, rows, few, wgmma);
+}
+
+const mst_cuda_kernel *mst_cuda_attn_undescribed(const mst_cuda *cuda, const mst_attn_shape *shape,
+                                                 const mst_cuda_kernel *kernel)
+{
+    return kernel->described ? find(cuda, shape, kernel->rows, false, false) : NULL;
+}
+
+const char *mst_cuda_attn_reason(const mstar_device *device, const mst_attn_shape *shape,
+                                 const mst_cuda_kernel *kernel)
+{
+    const mst_cuda *cuda = mst_cuda_of(device);
+    const char *symbol, *reason;
+    if (shape->wanted == MST_ATTN_ANY && kernel->described)
+        return "wgmma in tall tiles, for a plan of many long segments; mma.sync where rows lie off "
+               "16 bytes";
+    if (shape->wanted == MST_ATTN_ANY && kernel->major == 0 &&
+        mst_cuda_attn_find(cuda, shape, 64, false)->major == 9)
+        return "mma.sync, for a plan of short segments, which share its tiles";
+    mst_cuda_attn_kernel(device, shape, &symbol, &reason);
+    return reason;
 }

@@ -471,6 +471,7 @@ const mst_backend *mst_cuda_backend(void)
         .attn_worst_tile = mst_cuda_attn_worst_tile,
         .attn_near_tokens = mst_cuda_attn_near_tokens,
         .attn_image_create = mst_cuda_attn_image_create,
+        .attn_planned = mst_cuda_attn_planned,
         .attn_image_destroy = mst_cuda_attn_image_destroy,
         .attn_image_begin = mst_cuda_attn_image_begin,
         .attn_image_end = mst_cuda_attn_image_end,

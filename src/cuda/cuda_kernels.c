@@ -292,7 +292,7 @@ mstar_status mst_cuda_query_kernel(const mstar_device *device, int32_t index,
     else if (kernels[index].module == IMAGE_attn_group)
         info->reason = "wgmma, sm_90";
     else if (kernels[index].described)
-        info->reason = "wgmma and the copy engine, sm_90: asked for by backend \"fa3\"";
+        info->reason = "wgmma and the copy engine, sm_90: plans of many long segments";
     else
         info->reason = kernels[index].head_dim == 0 ? "f32, or asked for by name"
                                                     : "mma.sync, sm_80 and newer";

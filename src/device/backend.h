@@ -249,14 +249,18 @@ struct mst_backend {
     /* Begins a named range of a profiler on this thread; NULL ends the last. NULL: has none. */
     void (*range)(const mstar_device *device, const char *name);
     /*
-     * A device that does not read host memory keeps an image of the plan; all four are NULL where
-     * it does. create: graph mode's ceilings, -1 in eager mode. begin: everything about a plan of
+     * A device that does not read host memory keeps an image of the plan; all five are NULL where
+     * it does. create: graph mode's ceilings, -1 in eager mode. planned: attn_kernel's answers for
+     * the plan in force, left alone before the first. begin: everything about a plan of
      * so many segments and query tokens that can fail for want of memory; the former image stays
      * in force. end: writes the plan (offsets, items, causal of the call; nothing else is set) and
      * sends it in stream order. stream NULL, for graph mode's first plan: waits until it is there.
      */
     mstar_status (*attn_image_create)(mstar_device *device, const mst_attn_shape *shape,
-                                      int64_t max_segments, int64_t max_tokens, void **image);
+                                      int64_t max_segments, int64_t max_tokens,
+                                      int64_t max_kv_tokens, void **image);
+    void (*attn_planned)(const mstar_device *device, const void *image, const char **symbol,
+                         const char **reason);
     void (*attn_image_destroy)(mstar_device *device, void *image);
     mstar_status (*attn_image_begin)(mstar_stream *stream, mstar_device *device, void *image,
                                      int64_t num_segments, int64_t num_tokens);

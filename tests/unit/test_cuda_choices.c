@@ -67,6 +67,12 @@ static void short_segments_share(void **state)
     assert_true(mst_cuda_attn_fits(3, 48, 48, 16, 16, 64));
     assert_false(mst_cuda_attn_fits(4, 4, 0, 1, 1, 64));
     assert_false(mst_cuda_attn_fits(0, 0, 0, 5, 0, 64)); /* nothing to see */
+    /* mma.sync for the sake of it, where the bits allow it */
+    assert_true(mst_cuda_attn_prefers_sharing(64, 1000, 750, 12, 132));
+    assert_false(mst_cuda_attn_prefers_sharing(64, 1000, 751, 12, 132));
+    assert_true(mst_cuda_attn_prefers_sharing(128, 1000, 250, 12, 132));
+    assert_false(mst_cuda_attn_prefers_sharing(144, 1000, 250, 12, 132));
+    assert_false(mst_cuda_attn_prefers_sharing(64, 22, 6, 12, 132));
 }
 
 /* Every instance costs time to compile and room in the library. */

@@ -1,0 +1,235 @@
+/*
+ * cuda_attn_list.c - the planner's list of row tiles in the form that attention kernels take it in:
+ * host memory in, host memory out.
+ */
+#include <stddef.h>
+#include <string.h>
+
+#include "cuda/attn_args.h"
+#include "cuda/cuda.h"
+
+int32_t mst_cuda_attn_least_split(const mst_attn_shape *shape)
+{
+    int64_t part = mst_cuda_attn_is_plain(shape)
+                       ? 0
+                       : mst_cuda_attn_part_keys(mst_cuda_attn_tile_head_dim(shape->head_dim), 1,
+                                                 shape->num_kv_heads, INT32_MAX);
+    return part > 0 ? (int32_t)part : INT32_MAX;
+}
+
+/* A list on its way from the planner's form to the kernels'. */
+typedef struct list_writer {
+    const mst_attn_call *plan;
+    const mst_attn_shape *shape;
+    int32_t group;
+    int32_t rows; /* of a tile */
+    int32_t tile_head_dim;
+    int32_t least_split;          /* a segment of fewer keys is not split */
+    int64_t num_slots, max_slots; /* parts of tiles; each has a partial result for every kv head */
+    mst_cuda_attn_item *items;
+    int64_t num_items;
+    bool shares;
+    int32_t block_keys;
+    mst_cuda_attn_item *open; /* the tile that the next segment may share; NULL: none */
+    int32_t open_count, open_rows, open_keys;
+} list_writer;
+
+_Static_assert(sizeof(mst_cuda_attn_shared) == sizeof(mst_cuda_attn_item) &&
+                   offsetof(mst_cuda_attn_shared, slot) == offsetof(mst_cuda_attn_item, slot),
+               "one stands in the place of the other");
+
+/* An item of a whole segment becomes the first of a tile that is shared. */
+static void open_to_others(mst_cuda_attn_item *item)
+{
+    mst_cuda_attn_shared shared = {.first = {{item->q_first, item->kv_first}},
+                                   .rows = (uint32_t)item->row_end,
+                                   .keys = (uint32_t)item->lk,
+                                   .slot = MST_CUDA_SHARED};
+    memcpy(item, &shared, sizeof shared);
+}
+
+/* A short segment into the open tile, where it fits: no item of its own. */
+static bool join(list_writer *w, int32_t q_first, int32_t kv_first, int32_t rows, int32_t keys)
+{
+    if (w->open == NULL ||
+        !mst_cuda_attn_fits(w->open_count, w->open_rows, w->open_keys, rows, keys, w->block_keys))
+        return false;
+    if (w->open_count == 1)
+        open_to_others(w->open);
+    mst_cuda_attn_shared *to = (mst_cuda_attn_shared *)(void *)w->open;
+    int32_t i = w->open_count++;
+    w->open_rows += (int32_t)mst_round_up(rows, 16);
+    w->open_keys += (int32_t)mst_round_up(keys, 16);
+    to->first[i].q = q_first;
+    to->first[i].kv = kv_first;
+    to->rows |= (uint32_t)rows << (8 * i);
+    to->keys |= (uint32_t)keys << (8 * i);
+    return true;
+}
+
+/* The latest item, which has more keys than a part: its parts as items of their own, or one item
+ * that does them in turn. */
+static void write_parts(list_writer *w, int64_t part)
+{
+    mst_cuda_attn_item item = w->items[--w->num_items];
+    int32_t begin = item.key_begin, end = item.key_end;
+    int64_t first = begin / part;
+    int64_t num_parts = end > begin ? (end - 1) / part + 1 - first : 1;
+    item.num_splits = (int32_t)num_parts;
+    if (num_parts == 1 || w->num_slots + num_parts > w->max_slots) {
+        w->items[w->num_items++] = item;
+        return;
+    }
+    item.slot = (int32_t)w->num_slots;
+    w->num_slots += num_parts;
+    for (int64_t i = 0; i < num_parts; i++) {
+        item.split = (int32_t)i;
+        item.key_begin = (int32_t)mst_max_i64(begin, (first + i) * part);
+        item.key_end = (int32_t)mst_min_i64(end, (first + i + 1) * part);
+        w->items[w->num_items++] = item;
+    }
+}
+
+/* Keys of a part of the segment, INT32_MAX where its keys are not split. */
+static int32_t part_of(const list_writer *w, int32_t lq, int32_t lk)
+{
+    if (lk < w->least_split)
+        return INT32_MAX;
+    int64_t part = mst_cuda_attn_part_keys(w->tile_head_dim, (int64_t)lq * w->group,
+                                           w->shape->num_kv_heads, lk);
+    return part > 0 ? (int32_t)part : INT32_MAX;
+}
+
+/* Whether an item is a whole segment that leaves room in a tile for another, which takes 16
+ * places of each at least. */
+static bool may_share(const list_writer *w, const mst_attn_item *item, int32_t lq, int32_t rows,
+                      int32_t lk)
+{
+    return w->shares && item->q_begin == 0 && item->q_rows == lq &&
+           mst_cuda_attn_fits(1, 16, 16, rows, lk, w->block_keys);
+}
+
+/* The items of a row tile, or its place in a tile that is shared.
+ * Written where it stays, field by field: a copy of a struct just made waits for its stores. */
+static void write_item(list_writer *w, const mst_attn_item *from)
+{
+    const int32_t *q = w->plan->q_offsets + from->segment;
+    const int32_t *kv = w->plan->kv_offsets + from->segment;
+    const int32_t group = w->group, rows = w->rows;
+    const int32_t q_first = q[0], kv_first = kv[0];
+    const int32_t lq = q[1] - q_first, lk = kv[1] - kv_first;
+    const int32_t key_begin = from->kv_begin, key_last = from->kv_end;
+    const bool causal = w->plan->causal;
+    const int32_t part_keys = part_of(w, lq, lk);
+    const int32_t end = (from->q_begin + from->q_rows) * group;
+    if (may_share(w, from, lq, end, lk)) {
+        if (join(w, q_first, kv_first, end, lk))
+            return;
+        w->open = &w->items[w->num_items];
+        w->open_count = 1;
+        w->open_rows = (int32_t)mst_round_up(end, 16);
+        w->open_keys = (int32_t)mst_round_up(lk, 16);
+    }
+    for (int32_t row = from->q_begin * group; row < end;) {
+        int32_t row_end = end - row > rows ? row + rows : end;
+        int32_t key_end = key_last;
+        if (causal) { /* a low tile sees less than the item it is cut from */
+            int64_t last = (int64_t)lk - lq + (row_end - 1) / group;
+            key_end = (int32_t)mst_max_i64(key_begin, mst_min_i64(key_end, last + 1));
+        }
+        w->items[w->num_items++] = (mst_cuda_attn_item){.q_first = q_first,
+                                                        .kv_first = kv_first,
+                                                        .lq = lq,
+                                                        .lk = lk,
+                                                        .row_begin = row,
+                                                        .row_end = row_end,
+                                                        .key_begin = key_begin,
+                                                        .key_end = key_end,
+                                                        .split = 0,
+                                                        .num_splits = 1,
+                                                        .slot = -1,
+                                                        .part_keys = part_keys};
+        if (key_end > part_keys)
+            write_parts(w, part_keys);
+        row = row_end;
+    }
+}
+
+int64_t mst_cuda_attn_write_list(const mst_cuda *cuda, const mst_attn_shape *shape,
+                                 const mst_cuda_kernel *kernel, const mst_attn_call *plan,
+                                 int64_t max_slots, mst_cuda_attn_item *items)
+{
+    list_writer w = {.plan = plan,
+                     .shape = shape,
+                     .group = mst_cuda_attn_group_of(shape),
+                     .rows = kernel->rows,
+                     .tile_head_dim = mst_cuda_attn_tile_head_dim(shape->head_dim),
+                     .least_split = mst_cuda_attn_least_split(shape),
+                     .max_slots = max_slots,
+                     .items = items,
+                     .shares = !mst_cuda_attn_is_plain(shape) && kernel->major == 0 &&
+                               mst_cuda_attn_shares(kernel->rows, plan->num_items,
+                                                    shape->num_kv_heads, cuda->multiprocessors),
+                     .block_keys = kernel->block_keys};
+    for (int64_t i = 0; i < plan->num_items; i++)
+        write_item(&w, &plan->items[i]);
+    return w.num_items;
+}
+
+/* ---- how many tiles there are ---------------------------------------------------------------- */
+
+#define SHARED_KEYS 64 /* a block's, where sharing is an alternative to wgmma */
+
+/* A tile that segments share, while they are counted. */
+typedef struct open_tile {
+    int32_t count;
+    int64_t rows, keys;
+} open_tile;
+
+/* Tiles that another segment, whole, adds to those before it. */
+static int64_t add_shared(open_tile *open, int64_t rows, int64_t keys)
+{
+    if (!mst_cuda_attn_fits(1, 16, 16, rows, keys, SHARED_KEYS))
+        return mst_ceil_div(rows, 64);
+    bool joins = open->count > 0 &&
+                 mst_cuda_attn_fits(open->count, open->rows, open->keys, rows, keys, SHARED_KEYS);
+    if (!joins)
+        *open = (open_tile){0, 0, 0};
+    open->count++;
+    open->rows += mst_round_up(rows, 16);
+    open->keys += mst_round_up(keys, 16);
+    return joins ? 0 : 1;
+}
+
+void mst_cuda_attn_tiles_of(const mst_attn_shape *shape, const mst_attn_call *plan,
+                            mst_cuda_attn_tiles *tiles)
+{
+    const int64_t group = mst_cuda_attn_group_of(shape);
+    open_tile open = {0, 0, 0};
+    *tiles = (mst_cuda_attn_tiles){0, 0, 0};
+    for (int64_t i = 0; i < plan->num_items; i++) {
+        const mst_attn_item *item = &plan->items[i];
+        const int32_t *q = plan->q_offsets + item->segment;
+        const int32_t *kv = plan->kv_offsets + item->segment;
+        int64_t rows = item->q_rows * group;
+        tiles->of_64 += mst_ceil_div(rows, 64);
+        tiles->of_128 += mst_ceil_div(rows, 128);
+        tiles->shared += item->q_rows == q[1] - q[0] ? add_shared(&open, rows, kv[1] - kv[0])
+                                                     : mst_ceil_div(rows, 64);
+    }
+}
+
+void mst_cuda_attn_tiles_of_even(const mst_attn_shape *shape, int64_t segments, int64_t tokens,
+                                 int64_t kv_tokens, mst_cuda_attn_tiles *tiles)
+{
+    int64_t rows = mst_ceil_div(tokens, segments) * mst_cuda_attn_group_of(shape);
+    int64_t keys = mst_ceil_div(kv_tokens, segments);
+    open_tile open = {0, 0, 0};
+    int64_t sharers = 1;
+    (void)add_shared(&open, rows, keys);
+    while (sharers < segments && add_shared(&open, rows, keys) == 0)
+        sharers++;
+    tiles->of_64 = mst_ceil_div(rows, 64) * segments;
+    tiles->of_128 = mst_ceil_div(rows, 128) * segments;
+    tiles->shared = sharers > 1 ? mst_ceil_div(segments, sharers) : tiles->of_64;
+}

@@ -166,11 +166,11 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
         }
         for (int i = 0; i < ITEMS; i++) {
             barrier_init(item_full(i), 1);
-            barrier_init(item_free(i), WGS * WARPS + QUERY_THREADS / 32);
+            barrier_init(item_free(i), MULTIPLIERS + QUERY_THREADS);
         }
         for (int i = 0; i < 2; i++) {
             barrier_init(q_full((unsigned)i), QUERY_THREADS);
-            barrier_init(q_free((unsigned)i), WGS * WARPS);
+            barrier_init(q_free((unsigned)i), MULTIPLIERS);
         }
         barriers_made();
     }
@@ -192,7 +192,8 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
        parallel behind a branch that might part them. */
     __device__ __forceinline__ static int same(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
-    /* One lane speaks for a warp. */
+    /* One lane speaks for a warp: of what the copy engine writes. Of what threads write each speaks
+       for itself, once a tile; racecheck follows no lane that another speaks for. */
     __device__ __forceinline__ static void tell(uint32_t barrier)
     {
         if (lane() == 0)
@@ -339,8 +340,7 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
                 negate_rows(number, thread);
             show_writes();
             barrier_arrive(q_full(number));
-            __syncwarp();
-            tell(item_free(number % ITEMS));
+            barrier_arrive(item_free(number % ITEMS));
         }
     }
 
@@ -866,9 +866,8 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
             take_rows(number);
             meet(2 + group(), GROUP); /* before rows of out lie over those of other warps */
             compute(a, causal, (int)(work % (unsigned)a.num_kv_heads));
-            __syncwarp();
-            tell(q_free(number));
-            tell(item_free(number % ITEMS));
+            barrier_arrive(q_free(number));
+            barrier_arrive(item_free(number % ITEMS));
         }
         base::finish(a);
     }

@@ -13,16 +13,29 @@
 /* Copies of host memory up to this size go through the staging ring and do not wait. */
 #define STAGED_COPY_BYTES ((size_t)1 << 20)
 
+/* Of the enters that this thread has not left, the latest lowest: whether it pushed the context. */
+static _Thread_local uint64_t pushed;
+
+/* Where the host works on the device too, its context is current already, which costs a push and a
+ * pop less. */
 mstar_status mst_cuda_enter(const mst_cuda *cuda)
 {
-    return mst_cuda_check(cuda->driver, cuda->driver->context_push(cuda->context),
-                          "making the device's context current");
+    void *now = NULL;
+    const bool is_current =
+        cuda->driver->context_current(&now) == MST_CUDA_SUCCESS && now == cuda->context;
+    if (!is_current)
+        MST_TRY(mst_cuda_check(cuda->driver, cuda->driver->context_push(cuda->context),
+                               "making the device's context current"));
+    pushed = pushed << 1 | !is_current;
+    return MSTAR_OK;
 }
 
 void mst_cuda_leave(const mst_cuda *cuda)
 {
     void *own;
-    (void)cuda->driver->context_pop(&own);
+    if ((pushed & 1) != 0)
+        (void)cuda->driver->context_pop(&own);
+    pushed >>= 1;
 }
 
 mstar_status mst_cuda_check_not_capturing(const mst_cuda *cuda, void *stream, const char *what)

@@ -39,6 +39,7 @@ typedef struct mst_cuda_launch_config {
     X(device_attribute, "cuDeviceGetAttribute", (int *value, int attribute, int device))         \
     X(context_retain, "cuDevicePrimaryCtxRetain", (void **context, int device))                  \
     X(context_release, "cuDevicePrimaryCtxRelease_v2", (int device))                             \
+    X(context_current, "cuCtxGetCurrent", (void **context))                                      \
     X(context_push, "cuCtxPushCurrent_v2", (void *context))                                      \
     X(context_pop, "cuCtxPopCurrent_v2", (void **context))                                       \
     X(memory_info, "cuMemGetInfo_v2", (size_t * free_bytes, size_t * total_bytes))               \

@@ -125,6 +125,12 @@ static int m_context_release(int device)
     mock.live--;
     return 0;
 }
+static int m_context_current(void **context)
+{
+    ENTER(context_current);
+    *context = mock.is_current || mock.context_depth > 0 ? &mock : NULL;
+    return 0;
+}
 static int m_context_push(void *context)
 {
     ENTER(context_push);

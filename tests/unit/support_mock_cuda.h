@@ -29,6 +29,7 @@ typedef struct mock_cuda {
     bool events_pending; /* recorded events have not ended */
     int live;            /* memory, streams, events, modules, graphs that are not given back */
     int context_depth;   /* pushed and not popped */
+    bool is_current;     /* the host works in the device's context itself */
     int memory_ordinal;  /* the device that all memory is said to be of */
     int64_t free_bytes;
     int64_t graph_bytes; /* that the driver takes for each graph that is ready */

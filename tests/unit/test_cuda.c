@@ -324,6 +324,34 @@ static void calls_without_a_context(void **state)
     }
 }
 
+/* Where the host works in the device's context too, it is not pushed again, and stays. */
+static void a_context_that_is_current(void **state)
+{
+    (void)state;
+    mstar_device *device;
+    mstar_buffer *buffer;
+    CHECK_OK(mock_cuda_open(&device));
+    const int64_t *pushes = &mock->calls[MOCK_context_push], *pops = &mock->calls[MOCK_context_pop];
+    const int64_t before = *pushes;
+    assert_true(before > 0 && *pops == before);
+    mock->is_current = true;
+    CHECK_OK(mstar_buffer_create(device, 64, &buffer));
+    assert_int_equal(*pushes, before);
+    assert_int_equal(*pops, before);
+    mock->is_current = false;
+    mstar_buffer_destroy(buffer);
+    assert_true(*pushes > before && *pops == *pushes);
+    mock->is_current = true; /* where asking fails it is pushed */
+    mock->fail_call = MOCK_context_current;
+    mock->fail_after = 1;
+    mock->fail_result = 201;
+    const int64_t after = *pushes;
+    CHECK_OK(mstar_buffer_create(device, 64, &buffer));
+    assert_true(*pushes == after + 1 && *pops == *pushes);
+    mstar_buffer_destroy(buffer);
+    mock_cuda_close(device);
+}
+
 /* A stream of the caller's that the caller captures: what cannot be recorded says so, and after
  * the capture the same call is fine. */
 static void the_callers_capture(void **state)
@@ -460,6 +488,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(says_that_there_is_no_driver, set_up, tear_down),
         cmocka_unit_test_setup_teardown(refuses_an_index_past_the_last, set_up, tear_down),
         cmocka_unit_test_setup_teardown(calls_without_a_context, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_context_that_is_current, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_callers_capture, set_up, tear_down),
         cmocka_unit_test_setup_teardown(memory_of_this_device_alone, set_up, tear_down),
         cmocka_unit_test_setup_teardown(driver_bytes_of_a_graph, set_up, tear_down),

@@ -16,6 +16,8 @@ import ctypes
 import importlib
 import os
 import statistics
+import subprocess
+import sys
 import time
 
 os.environ.setdefault("MSTAR_NUM_THREADS", "1")
@@ -106,19 +108,20 @@ class Library:
 class Bench:
     """Rows of the table: calls of the package beside those of the library."""
 
-    def __init__(self, device, library, repeats, wait):
+    def __init__(self, device, library, repeats, wait, quiet):
         self.wrapper = RaggedPrefillWrapper(HEADS, HEADS, DIM, device=device, q_data_type="float32")
         self.repeats, self.wait = repeats, wait
-        print("| call | us | over C |\n|---|---|---|")
         self.base = {"plan": library.time(library.plan, library.plan_arguments, repeats),
                      "run": library.time(library.run, library.run_arguments, repeats)}
-        for name, took in self.base.items():
-            print(f"| {name} in C | {took:.2f} | |")
+        if not quiet:
+            print("| call | us | over C |\n|---|---|---|")
+            for name, took in self.base.items():
+                print(f"| {name} in C | {took:.2f} | |")
 
     def _measure(self, name, what, call):
         call()
         took = median_us(call, self.repeats, self.wait)
-        print(f"| {name}, {what} | {took:.2f} | {took - self.base[name]:.2f} |")
+        print(f"| {name}, {what} | {took:.2f} | {took - self.base[name]:.2f} |", flush=True)
 
     def plan(self, what, offsets):
         self._measure("plan", what, lambda: self.wrapper.plan(offsets))
@@ -127,14 +130,11 @@ class Bench:
         self._measure("run", what, lambda: self.wrapper.run(*arrays))
 
 
-def without_table(torch, tensors):
-    """torch's tensors as those of a torch without the table of C functions."""
-    class Tensor(torch.Tensor):
-        __module__ = "torch"
-        __torch_function__ = torch._C._disabled_torch_function_impl
-        __dlpack_c_exchange_api__ = None
-
-    return [tensor.as_subclass(Tensor) for tensor in tensors]
+def drop_table(torch):
+    """Makes torch one without the table of C functions."""
+    for kind in torch.Tensor.__mro__:
+        if "__dlpack_c_exchange_api__" in vars(kind):
+            del kind.__dlpack_c_exchange_api__
 
 
 def import_or_none(name):
@@ -149,9 +149,13 @@ def main():
     parser.add_argument("--library", default="build/release/libmstar.so", help="the C library alone")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:N (default cpu)")
     parser.add_argument("--repeats", type=int, default=200, help="groups of 100 calls (default 200)")
+    parser.add_argument("--without-table", action="store_true",
+                        help="only the row of a torch without the table of C functions")
     given = parser.parse_args()
     on_cpu = given.device == "cpu"
     torch, cupy = import_or_none("torch"), None if on_cpu else import_or_none("cupy")
+    if given.without_table:
+        drop_table(torch)
     arrays = [np.ones((SEGMENTS, HEADS, DIM), np.float32) for _ in range(3)]
     tensors = None if torch is None else [torch.from_numpy(array).to(given.device) for array in arrays]
     out = np.zeros_like(arrays[0]) if on_cpu else torch.zeros_like(tensors[0])
@@ -162,7 +166,11 @@ def main():
     wait()
     assert (out == 1).all()
 
-    bench = Bench(given.device, library, given.repeats, wait)
+    bench = Bench(given.device, library, given.repeats, wait, quiet=given.without_table)
+    if given.without_table:
+        bench.wrapper.plan(OFFSETS)
+        bench.run("torch without the table", tensors)
+        return
     bench.plan("list", OFFSETS)
     bench.plan("numpy int32", np.array(OFFSETS, np.int32))
     bench.plan("numpy int64", np.array(OFFSETS))
@@ -172,7 +180,7 @@ def main():
         bench.run("numpy", arrays)
     if torch is not None:
         bench.run("torch", tensors)
-        bench.run("torch, `__dlpack__` alone", without_table(torch, tensors))
+        subprocess.run([sys.executable, *sys.argv, "--without-table"], check=True)
     if cupy is not None:
         bench.run("cupy", [cupy.asarray(array) for array in arrays])
 

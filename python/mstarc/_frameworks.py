@@ -183,9 +183,13 @@ def own_device(name: str) -> device:
     return device(name)
 
 
+def _package_of(kind: type) -> str:
+    return str(kind.__module__).partition(".")[0]
+
+
 def framework_of(array: object) -> str:
     """The package that an array's class is from: "torch", "numpy", "mstarc"."""
-    return type(array).__module__.partition(".")[0]
+    return _package_of(type(array))
 
 
 def as_framework(framework: str, made: Any) -> Any:
@@ -223,38 +227,90 @@ def work_stream(array: Any, index: int) -> int:
     """The stream of device "cuda:index" that the caller's framework works on now, as an address.
 
     array tells the framework; where that has no stream to ask for (jax; None, a plan) it is torch's
-    where torch has used a GPU, else cupy's, else the default one.
+    where torch has used a GPU, else cupy's, else the default one. The library has that device.
     """
     name = framework_of(array)
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and name != "cupy" and torch.cuda.is_initialized():
-        return int(torch.cuda.current_stream(index).cuda_stream)
+        tell = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)  # the sooner
+        return int(torch.cuda.current_stream(index).cuda_stream if tell is None else tell(index))
     if cupy is not None:
-        with cupy.cuda.Device(index):
-            return int(cupy.cuda.get_current_stream().ptr)
+        return int(cupy.cuda.get_current_stream(index).ptr)
     return 0
-
-
-def reading_stream(array: Any) -> int:
-    """The stream that work on an array goes to, as DLPack counts: 1 is the default, and -1 the one that
-    its own framework works on, which need not wait for itself."""
-    if framework_of(array) in _IN_STREAM_ORDER:
-        return -1
-    return work_stream(array, int(array.__dlpack_device__()[1])) or 1
 
 
 _FREES_AT_ONCE, _NEVER_CHANGES = 1, 2
 
 
-def habits(array: Any) -> int:
-    """What an array's framework does with memory that it has handed out.
+def _habits(kind: type) -> int:
+    """What a class's framework does with memory that it has handed out.
 
     1: it may give it away while streams of ours still read it. 2: its arrays never change, whatever
     their capsules say, so nothing is written to them.
     """
-    framework = framework_of(array)
+    framework = _package_of(kind)
     return (0 if framework in _IN_STREAM_ORDER else _FREES_AT_ONCE) | \
         (_NEVER_CHANGES if framework in _JAX else 0)
+
+
+_OTHER, _NUMPY, _TORCH, _CUPY = range(4)
+_OWN_CLASSES = {"numpy": ("ndarray", _NUMPY), "torch": ("Tensor", _TORCH), "cupy": ("ndarray", _CUPY)}
+
+
+def kind_of(kind: type) -> tuple[int, int, Any]:
+    """What the extension remembers of a class of arrays: which framework's own class it is, its habits,
+    and a function that looks at an array sooner than `__dlpack__` does, or None."""
+    name = _package_of(kind)
+    attribute, own = _OWN_CLASSES.get(name, ("", _OTHER))
+    if kind is not getattr(sys.modules.get(name), attribute, None):
+        own = _OTHER
+    look = _look_at_cupy if own == _CUPY else _look_of_torch(kind)
+    return own, _habits(kind), look
+
+
+_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}  # of DLPack
+
+
+def _look_at_cupy(array: Any) -> tuple[Any, ...] | None:
+    """Address, device, shape, strides in bytes, DLPack type code, bytes of an element."""
+    data, dtype = array.data, array.dtype
+    code = _CODES.get(dtype.kind)
+    if code is None:
+        return None
+    return data.ptr, data.device_id, array.shape, array.strides, code, dtype.itemsize
+
+
+def _look_of_torch(kind: type) -> Any:
+    """For torch's tensors, parameters included: the capsule that their `__dlpack__` makes in the end."""
+    torch = sys.modules.get("torch")
+    base = getattr(torch, "Tensor", None)
+    if torch is None or base is None or not issubclass(kind, base):
+        return None
+    plain = kind is base or kind.__torch_function__ is torch._C._disabled_torch_function_impl
+    if not plain or kind.__dlpack__ is not base.__dlpack__:
+        return None
+    make, strided = torch._C._to_dlpack, torch.strided
+
+    def look(tensor: Any) -> Any:
+        if tensor.requires_grad or tensor.is_conj() or tensor.layout is not strided \
+                or not (tensor.is_cpu or tensor.is_cuda):
+            return None  # __dlpack__ says why not
+        return make(tensor)
+
+    return look
+
+
+def torch_makers() -> tuple[Any, ...]:
+    """torch's functions of (shape, strides, dtype) that make memory on the CPU and on the GPU in use, what
+    tells that one's number where there are several, each None where there is none, and torch's float32,
+    bfloat16 and float16."""
+    torch = sys.modules["torch"]
+    makers = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    current = getattr(torch._C, "_cuda_getDevice", None)
+    on_gpu = None if current is None else getattr(makers, "_empty_strided_cuda", None)
+    return (getattr(makers, "_empty_strided_cpu", None), on_gpu,
+            current if torch.cuda.device_count() > 1 else None,
+            torch.float32, torch.bfloat16, torch.float16)
 
 
 def cast(array: Any, name: str) -> Any:
@@ -291,9 +347,18 @@ def _make(array: Any, shape: tuple[int, ...], name: str, maker: str) -> Any:
             return getattr(numpy, maker)(shape, dtype=name)
         return getattr(numpy, maker)(shape, dtype=array.dtype) if array.dtype.name == name else None
     if framework == "cupy":
-        import cupy
-        return getattr(cupy, maker)(shape, dtype=_namespace_dtype(cupy, name))
+        return _make_of_cupy(array, shape, name, maker)
     return None
+
+
+def _make_of_cupy(array: Any, shape: tuple[int, ...], name: str, maker: str) -> Any:
+    cupy = sys.modules["cupy"]
+    dtype, index = _namespace_dtype(cupy, name), array.data.device_id
+    make = cupy.ndarray if maker == "empty" else cupy.zeros
+    if index == cupy.cuda.runtime.getDevice():
+        return make(shape, dtype)
+    with cupy.cuda.Device(index):
+        return make(shape, dtype)
 
 
 def empty_like(array: Any, shape: tuple[int, ...], name: str) -> Any:

@@ -91,7 +91,8 @@ static PyObject *send(mstc_state *state, const mstc_view *view, const mstc_place
                       mstar_dtype dtype)
 {
     mstc_tensor *made = mstc_tensor_new(state, place, dtype, view->rank, view->shape);
-    mstar_stream *stream = made == NULL ? NULL : mstc_stream_take(state, place, view->owner);
+    PyObject *like = view->device_type == MSTAR_DEVICE_CPU ? NULL : view->owner;
+    mstar_stream *stream = made == NULL ? NULL : mstc_stream_take(state, place, like);
     if (stream == NULL) {
         Py_XDECREF((PyObject *)made);
         return NULL;

@@ -27,7 +27,7 @@ typedef struct mstc_place {
 
 /* ---- module state ---------------------------------------------------------------------------- */
 
-enum { MSTC_MAX_DEVICES = 32, MSTC_MAX_STREAMS = 64 };
+enum { MSTC_MAX_DEVICES = 32, MSTC_MAX_STREAMS = 64, MSTC_MAX_KINDS = 16 };
 
 /* A stream of a caller's on a GPU, by its own address. */
 typedef struct mstc_native {
@@ -36,15 +36,37 @@ typedef struct mstc_native {
     mstar_stream *stream;
 } mstc_native;
 
+typedef struct mstc_dl_exchange mstc_dl_exchange;
+
+/* Frameworks whose own array class the extension knows by itself. */
+typedef enum mstc_framework { MSTC_OTHER, MSTC_NUMPY, MSTC_TORCH, MSTC_CUPY } mstc_framework;
+
+/* What is known of a class of arrays, found once. */
+typedef struct mstc_kind {
+    PyTypeObject *type;            /* kept */
+    mstc_framework framework;      /* MSTC_OTHER for subclasses too */
+    int habits;                    /* as mstarc._frameworks.habits has them */
+    const mstc_dl_exchange *table; /* of C functions; NULL: there is none, or it is too new */
+    PyObject *look;                /* sooner than __dlpack__; NULL: there is no such function */
+} mstc_kind;
+
+/* How torch makes an array. */
+typedef struct mstc_torch {
+    PyObject *empty_cpu, *empty_cuda; /* of (shape, strides, dtype); NULL: this torch has none */
+    PyObject *current_device;         /* that empty_cuda works on; NULL: there is but one */
+    PyObject *float32, *bfloat16, *float16;
+} mstc_torch;
+
 /* What one import holds. Names are interned once, since a lookup with a fresh string costs more
  * than the call that follows. */
 typedef struct mstc_state {
     PyTypeObject *tensor_type, *attention_type, *encoder_type;
     PyTypeObject *linear_type, *manager_type, *resources_type, *runner_type, *region_type;
-    PyObject *frameworks;                /* module mstarc._frameworks, once it is needed */
-    PyObject *numpy_array, *numpy_empty; /* once numpy has been met */
-    PyObject *numpy_float32, *numpy_float16;
-    PyObject *torch_tensor, *torch_empty_like; /* once torch has been met */
+    PyObject *frameworks; /* module mstarc._frameworks, once it is needed */
+    PyObject *numpy_empty, *numpy_float32, *numpy_float16; /* once numpy has been met */
+    mstc_torch torch;                                      /* once torch has been met */
+    mstc_kind kinds[MSTC_MAX_KINDS];                       /* the latest ones, in turn */
+    int next_kind;
     PyObject *name_dlpack, *name_dlpack_device, *name_exchange, *name_max_version, *name_stream;
     PyObject *dlpack_version; /* (1, 1) */
     PyObject *no_arguments;   /* () */
@@ -66,6 +88,10 @@ PyObject *mstc_text(const char *text);
 void mstc_raise_as(PyObject *class);
 /* mstarc._frameworks.NAME(...): what is rare and needs to know frameworks. Borrowed module. */
 PyObject *mstc_frameworks(mstc_state *state);
+/* What is known of the object's class, until the next class is met; NULL with an exception. */
+const mstc_kind *mstc_kind_of(mstc_state *state, PyObject *object);
+void mstc_kinds_clear(mstc_state *state);
+int mstc_kinds_traverse(mstc_state *state, visitproc visit, void *arg);
 /* A device by name, shared by all that ask; NULL with an exception. */
 mstar_device *mstc_device(mstc_state *state, const char *name);
 /* The same, and what it is. */
@@ -232,13 +258,14 @@ int mstc_session_wrote(const mstar_tensor *out);
 bool mstc_session_is_recorded(const void *data);
 /*
  * The stream for an operation: the forward's; else, on the CPU, one that nobody else uses
- * meanwhile, and on a GPU the one that like's framework works on now (like NULL: torch's or
- * cupy's). Given back by mstc_stream_done. NULL with an exception.
+ * meanwhile, and on a GPU the one that the framework of like, an array there, works on now (like
+ * NULL: torch's or cupy's). Given back by mstc_stream_done. NULL with an exception.
  */
 mstar_stream *mstc_stream_take(mstc_state *state, const mstc_place *place, PyObject *like);
 void mstc_stream_done(mstc_state *state, const mstc_place *place, mstar_stream *stream);
-/* A stream of the caller's on a GPU as one of the library's, kept for the next call. NULL with an
- * exception. */
+/* A stream of the caller's on a GPU as one of the library's, kept as long as the module: work that
+ * the caller has captured refers to memory of it. As many are kept as were alive at once, since the
+ * driver uses addresses again. NULL with an exception. */
 mstar_stream *mstc_native_stream(mstc_state *state, mstar_device *device, void *native);
 /* On a GPU, whatever forward is in hand: the caller's. */
 mstar_stream *mstc_caller_stream(mstc_state *state, const mstc_place *place, PyObject *like);
@@ -337,7 +364,7 @@ typedef struct mstc_dl_legacy {
 
 /* The table of C functions of DLPack 1.2, which a framework's tensor type carries as the attribute
  * __dlpack_c_exchange_api__. */
-typedef struct mstc_dl_exchange {
+struct mstc_dl_exchange {
     struct {
         struct {
             uint32_t major, minor;
@@ -349,9 +376,7 @@ typedef struct mstc_dl_exchange {
     void *managed_to_object;
     int (*tensor_from_object)(void *object, mstar_dl_tensor *tensor); /* borrowed; no waiting */
     int (*current_work_stream)(int32_t device_type, int32_t device_id, void **stream);
-} mstc_dl_exchange;
-/* The table of an object's type; NULL without an exception where there is none or it is too new. */
-const mstc_dl_exchange *mstc_exchange_of(mstc_state *state, PyObject *object);
+};
 
 /* Methods of Tensor that make capsules. */
 PyObject *mstc_tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs);

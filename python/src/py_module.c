@@ -166,11 +166,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->runner_type);
     Py_VISIT(state->region_type);
     Py_VISIT(state->frameworks);
-    Py_VISIT(state->numpy_array);
     Py_VISIT(state->numpy_empty);
-    Py_VISIT(state->torch_tensor);
-    Py_VISIT(state->torch_empty_like);
-    return 0;
+    return mstc_kinds_traverse(state, visit, arg);
 }
 
 static int module_clear(PyObject *module)
@@ -185,12 +182,10 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->runner_type);
     Py_CLEAR(state->region_type);
     Py_CLEAR(state->frameworks);
-    Py_CLEAR(state->numpy_array);
     Py_CLEAR(state->numpy_empty);
     Py_CLEAR(state->numpy_float32);
     Py_CLEAR(state->numpy_float16);
-    Py_CLEAR(state->torch_tensor);
-    Py_CLEAR(state->torch_empty_like);
+    mstc_kinds_clear(state);
     Py_CLEAR(state->name_dlpack);
     Py_CLEAR(state->name_dlpack_device);
     Py_CLEAR(state->name_exchange);

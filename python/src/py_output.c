@@ -1,91 +1,35 @@
 /*
  * py_output.c - outputs from the caller's own framework.
  *
- * numpy is asked from here, since a call costs less than a microsecond; every other framework goes
- * through mstarc._frameworks, which knows how each makes an empty array.
+ * numpy and torch are asked from here, since a call is to cost little more than the memory; every
+ * other framework goes through mstarc._frameworks, which knows how each makes an empty array.
  */
-#include <string.h>
-
 #include "py_core.h"
 
-static bool is_named(PyObject *type, const char *module)
+static int meet_numpy(mstc_state *state)
 {
-    PyObject *name = PyObject_GetAttrString(type, "__module__");
-    const char *text = name == NULL ? NULL : PyUnicode_AsUTF8AndSize(name, NULL);
-    const bool same = text != NULL && strcmp(text, module) == 0;
-    if (text == NULL)
-        PyErr_Clear();
-    Py_XDECREF(name);
-    return same;
-}
-
-/* 1 like is an array of numpy, which is then known for the next time; 0 it is not; -1 exception. */
-static int is_numpy(mstc_state *state, PyObject *like)
-{
-    PyObject *type = (PyObject *)Py_TYPE(like);
-    if (state->numpy_array != NULL)
-        return type == state->numpy_array;
-    if (!is_named(type, "numpy"))
+    if (state->numpy_empty != NULL)
         return 0;
     PyObject *numpy = PyImport_ImportModule("numpy");
     if (numpy == NULL)
         return -1;
-    state->numpy_empty = PyObject_GetAttrString(numpy, "empty");
     state->numpy_float32 = PyObject_CallMethod(numpy, "dtype", "s", "float32");
     state->numpy_float16 = PyObject_CallMethod(numpy, "dtype", "s", "float16");
-    PyObject *array = PyObject_GetAttrString(numpy, "ndarray");
+    state->numpy_empty = PyObject_GetAttrString(numpy, "empty");
     Py_DECREF(numpy);
-    if (state->numpy_empty == NULL || state->numpy_float32 == NULL ||
-        state->numpy_float16 == NULL || array == NULL) {
-        Py_CLEAR(state->numpy_empty);
-        Py_CLEAR(state->numpy_float32);
-        Py_CLEAR(state->numpy_float16);
-        Py_XDECREF(array);
-        return -1;
-    }
-    state->numpy_array = array;
-    return type == array;
+    if (state->numpy_empty != NULL && state->numpy_float32 != NULL && state->numpy_float16 != NULL)
+        return 0;
+    Py_CLEAR(state->numpy_empty);
+    Py_CLEAR(state->numpy_float32);
+    Py_CLEAR(state->numpy_float16);
+    return -1;
 }
 
-/* Whether like is torch's own Tensor, and no other class of that package. */
-static bool is_torch(mstc_state *state, PyObject *like)
-{
-    PyObject *type = (PyObject *)Py_TYPE(like);
-    if (state->torch_tensor != NULL || !is_named(type, "torch"))
-        return type == state->torch_tensor;
-    PyObject *torch = PyImport_ImportModule("torch");
-    PyObject *tensor = torch == NULL ? NULL : PyObject_GetAttrString(torch, "Tensor");
-    state->torch_empty_like = tensor == NULL ? NULL : PyObject_GetAttrString(torch, "empty_like");
-    Py_XDECREF(torch);
-    if (state->torch_empty_like != NULL)
-        state->torch_tensor = Py_NewRef(tensor);
-    Py_XDECREF(tensor);
-    PyErr_Clear(); /* what it makes by shape and dtype will do */
-    return state->torch_tensor != NULL && type == state->torch_tensor;
-}
-
-/* Whether an output has the dtype, shape and strides of the first input. */
-static bool is_alike(const mstc_view *like, mstar_dtype dtype, int32_t rank, const int64_t *shape)
-{
-    const mstar_tensor compact = mstar_tensor_make(NULL, dtype, rank, shape);
-    mstar_dtype theirs;
-    if (mstc_view_dtype(like, "out", &theirs) < 0) {
-        PyErr_Clear();
-        return false;
-    }
-    if (like->rank != rank || theirs != dtype)
-        return false;
-    for (int i = 0; i < rank; i++)
-        if (like->shape[i] != shape[i] || like->strides[i] != compact.strides[i])
-            return false;
-    return true;
-}
-
-static PyObject *shape_tuple(int32_t rank, const int64_t *shape)
+static PyObject *tuple_of(int32_t rank, const int64_t *values)
 {
     PyObject *tuple = PyTuple_New(rank);
     for (int i = 0; tuple != NULL && i < rank; i++) {
-        PyObject *size = PyLong_FromLongLong(shape[i]);
+        PyObject *size = PyLong_FromLongLong(values[i]);
         if (size == NULL || PyTuple_SetItem(tuple, i, size) < 0)
             Py_CLEAR(tuple);
     }
@@ -111,32 +55,83 @@ static PyObject *new_tensor(mstc_state *state, const mstc_view *like, mstar_dtyp
     return (PyObject *)mstc_tensor_new(state, &place, dtype, rank, shape);
 }
 
+static PyObject *make_of_numpy(mstc_state *state, mstar_dtype dtype, PyObject *sizes)
+{
+    if (meet_numpy(state) < 0)
+        return NULL;
+    return PyObject_CallFunctionObjArgs(
+        state->numpy_empty, sizes,
+        dtype == MSTAR_DTYPE_F32 ? state->numpy_float32 : state->numpy_float16, NULL);
+}
+
+/* Whether what torch makes on "cuda" now lies where the view does; -1 with an exception. */
+static int is_current(const mstc_torch *torch, const mstc_view *like)
+{
+    if (torch->current_device == NULL)
+        return 1;
+    PyObject *number = PyObject_CallNoArgs(torch->current_device);
+    const long index = number == NULL ? -1 : PyLong_AsLong(number);
+    Py_XDECREF(number);
+    return PyErr_Occurred() != NULL ? -1 : index == like->device_id;
+}
+
+/* By the function that torch's compiled code makes memory with, which does little else. NULL
+ * without an exception: the framework is to be asked as any other. */
+static PyObject *make_of_torch(const mstc_torch *torch, const mstc_view *like, mstar_dtype dtype,
+                               int32_t rank, const int64_t *shape, PyObject *sizes)
+{
+    const bool cpu = like->device_type == MSTAR_DEVICE_CPU;
+    PyObject *empty = cpu ? torch->empty_cpu : torch->empty_cuda;
+    PyObject *type = dtype == MSTAR_DTYPE_F32    ? torch->float32
+                     : dtype == MSTAR_DTYPE_BF16 ? torch->bfloat16
+                     : dtype == MSTAR_DTYPE_F16  ? torch->float16
+                                                 : NULL;
+    if (empty == NULL || type == NULL || (!cpu && is_current(torch, like) <= 0))
+        return NULL;
+    int64_t strides[MSTAR_MAX_RANK];
+    int64_t step = 1;
+    for (int i = rank - 1; i >= 0; i--) {
+        strides[i] = step;
+        step *= shape[i] > 1 ? shape[i] : 1;
+    }
+    PyObject *steps = tuple_of(rank, strides);
+    PyObject *made =
+        steps == NULL ? NULL : PyObject_CallFunctionObjArgs(empty, sizes, steps, type, NULL);
+    Py_XDECREF(steps);
+    return made;
+}
+
+/* Of like's own framework; None where it is to be a Tensor of ours. */
+static PyObject *make_alike(mstc_state *state, PyObject *like, const mstc_view *like_view,
+                            mstar_dtype dtype, bool zero, int32_t rank, const int64_t *shape)
+{
+    const mstc_kind *kind = mstc_kind_of(state, like);
+    if (kind == NULL)
+        return NULL;
+    const mstc_framework framework = kind->framework;
+    const bool bfloat16 = dtype == MSTAR_DTYPE_BF16;
+    if (framework == MSTC_NUMPY && bfloat16 && like_view->code != 4)
+        return Py_NewRef(Py_None);
+    PyObject *sizes = tuple_of(rank, shape), *made = NULL;
+    if (sizes == NULL)
+        return NULL;
+    if (framework == MSTC_NUMPY && !bfloat16)
+        made = make_of_numpy(state, dtype, sizes);
+    else if (framework == MSTC_TORCH && !zero)
+        made = make_of_torch(&state->torch, like_view, dtype, rank, shape, sizes);
+    if (made == NULL && PyErr_Occurred() == NULL)
+        made = ask_framework(state, like, dtype, zero, sizes);
+    Py_DECREF(sizes);
+    return made;
+}
+
 PyObject *mstc_output_new(mstc_state *state, PyObject *like, const mstc_view *like_view,
                           mstar_dtype dtype, bool zero, int32_t rank, const int64_t *shape,
                           mstc_view *view)
 {
     PyObject *made = NULL;
-    const int numpy = is_numpy(state, like);
-    const bool own = Py_TYPE(like) == state->tensor_type ||
-                     (numpy == 1 && dtype == MSTAR_DTYPE_BF16 && like_view->code != 4);
-    if (numpy < 0)
-        return NULL;
-    if (numpy == 0 && !zero && is_torch(state, like) && is_alike(like_view, dtype, rank, shape)) {
-        /* sooner than by shape and dtype */
-        made = PyObject_CallFunctionObjArgs(state->torch_empty_like, like, NULL);
-        if (made == NULL)
-            return NULL;
-    } else if (!own) {
-        PyObject *sizes = shape_tuple(rank, shape);
-        if (sizes == NULL)
-            return NULL;
-        if (numpy == 1 && dtype != MSTAR_DTYPE_BF16)
-            made = PyObject_CallFunctionObjArgs(
-                state->numpy_empty, sizes,
-                dtype == MSTAR_DTYPE_F32 ? state->numpy_float32 : state->numpy_float16, NULL);
-        else
-            made = ask_framework(state, like, dtype, zero, sizes);
-        Py_DECREF(sizes);
+    if (Py_TYPE(like) != state->tensor_type) {
+        made = make_alike(state, like, like_view, dtype, zero, rank, shape);
         if (made == NULL)
             return NULL;
         if (made == Py_None)
@@ -192,10 +187,12 @@ PyObject *mstc_output_take(mstc_state *state, PyObject *given, PyObject *like,
 
 PyObject *mstc_output_finish(mstc_state *state, PyObject *like, PyObject *made)
 {
-    if (Py_TYPE(made) != state->tensor_type || Py_TYPE(like) == state->tensor_type ||
-        (PyObject *)Py_TYPE(like) == state->numpy_array)
+    if (Py_TYPE(made) != state->tensor_type || Py_TYPE(like) == state->tensor_type)
         return made;
-    PyObject *module = mstc_frameworks(state);
+    const mstc_kind *kind = mstc_kind_of(state, like);
+    if (kind != NULL && kind->framework == MSTC_NUMPY)
+        return made;
+    PyObject *module = kind == NULL ? NULL : mstc_frameworks(state);
     PyObject *finished =
         module == NULL ? NULL : PyObject_CallMethod(module, "adopt", "OO", like, made);
     Py_DECREF(made);

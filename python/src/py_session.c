@@ -266,16 +266,16 @@ mstar_stream *mstc_native_stream(mstc_state *state, mstar_device *device, void *
     return stream;
 }
 
-/* A framework's table of C functions answers sooner than its Python. 1 told, 0 there is none. */
+/* A framework's table of C functions answers sooner than its Python. 1 told, 0 there is none, -1 an
+ * exception. */
 static int ask_table(mstc_state *state, PyObject *like, int32_t index, void **native)
 {
-    const mstc_dl_exchange *table = like == NULL ? NULL : mstc_exchange_of(state, like);
-    mstar_dl_tensor tensor;
-    if (table == NULL || table->current_work_stream == NULL)
+    const mstc_kind *kind = like == NULL ? NULL : mstc_kind_of(state, like);
+    if (kind == NULL)
+        return like == NULL ? 0 : -1;
+    if (kind->table == NULL || kind->table->current_work_stream == NULL)
         return 0;
-    const bool told = table->tensor_from_object(like, &tensor) == 0 &&
-                      tensor.device.device_type == MSTAR_DEVICE_CUDA &&
-                      table->current_work_stream(MSTAR_DEVICE_CUDA, index, native) == 0;
+    const bool told = kind->table->current_work_stream(MSTAR_DEVICE_CUDA, index, native) == 0;
     PyErr_Clear();
     return told;
 }
@@ -283,8 +283,9 @@ static int ask_table(mstc_state *state, PyObject *like, int32_t index, void **na
 mstar_stream *mstc_caller_stream(mstc_state *state, const mstc_place *place, PyObject *like)
 {
     void *native = NULL;
-    if (ask_table(state, like, place->index, &native))
-        return mstc_native_stream(state, place->device, native);
+    const int told = ask_table(state, like, place->index, &native);
+    if (told != 0)
+        return told < 0 ? NULL : mstc_native_stream(state, place->device, native);
     PyObject *module = mstc_frameworks(state);
     PyObject *number = module == NULL
                            ? NULL

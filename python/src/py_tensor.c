@@ -434,6 +434,21 @@ static PyObject *tensor_numpy(PyObject *self, PyObject *unused)
     return array;
 }
 
+/* array.astype(dtype, copy=copy is True): itself where it is of that dtype. */
+static PyObject *cast_array(PyObject *array, PyObject *dtype, PyObject *copy)
+{
+    PyObject *method = PyObject_GetAttrString(array, "astype");
+    PyObject *args = Py_BuildValue("(O)", dtype);
+    PyObject *keywords = Py_BuildValue("{s:O}", "copy", copy == Py_True ? Py_True : Py_False);
+    PyObject *made = method == NULL || args == NULL || keywords == NULL
+                         ? NULL
+                         : PyObject_Call(method, args, keywords);
+    Py_XDECREF(method);
+    Py_XDECREF(args);
+    Py_XDECREF(keywords);
+    return made;
+}
+
 /* What numpy asks where the buffer protocol has no answer: it would else wrap the Tensor itself. */
 static PyObject *tensor_array(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -449,7 +464,12 @@ static PyObject *tensor_array(PyObject *self, PyObject *args, PyObject *kwargs)
     if (array == NULL || (dtype == Py_None && copy != Py_True))
         return array;
     PyObject *made = dtype == Py_None ? PyObject_CallMethod(array, "copy", NULL)
-                                      : PyObject_CallMethod(array, "astype", "O", dtype);
+                                      : cast_array(array, dtype, copy);
+    if (made != NULL && copy == Py_False && (widens || made != array)) {
+        Py_CLEAR(made);
+        PyErr_Format(PyExc_ValueError, "a tensor of %s is no array of %S without a copy",
+                     mstc_dtype_name(tensor->dtype), dtype);
+    }
     Py_DECREF(array);
     return made;
 }

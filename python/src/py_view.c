@@ -2,8 +2,9 @@
  * py_view.c - looks at tensors that come in, without copying them.
  *
  * The order is that of cost: our own Tensor, the buffer protocol (numpy, array, memoryview), the
- * framework's C table (torch from 2.10), the __dlpack__ method (torch, jax, cupy and others), and
- * in the end arrays of numpy whose dtype neither of the two can name (bfloat16 of ml_dtypes).
+ * framework's C table (torch from 2.10), what its class is known to tell sooner (cupy's, and
+ * torch's before that), the __dlpack__ method (jax and others), and in the end arrays of numpy
+ * whose dtype neither of the two can name (bfloat16 of ml_dtypes).
  */
 #include <string.h>
 
@@ -223,86 +224,93 @@ static int from_capsule(PyObject *capsule, const char *name, mstc_view *view)
     return -1;
 }
 
-const mstc_dl_exchange *mstc_exchange_of(mstc_state *state, PyObject *object)
-{
-    PyObject *capsule = PyObject_GetAttr((PyObject *)Py_TYPE(object), state->name_exchange);
-    const mstc_dl_exchange *table = NULL;
-    if (capsule != NULL && PyCapsule_IsValid(capsule, "dlpack_exchange_api"))
-        table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-    if (capsule == NULL)
-        PyErr_Clear();
-    Py_XDECREF(capsule); /* the table lives as long as the type */
-    if (table != NULL &&
-        (table->header.version.major != MSTAR_DLPACK_MAJOR || table->tensor_from_object == NULL))
-        table = NULL;
-    return table;
-}
-
-static int is_on_cuda(mstc_state *state, PyObject *object)
+/* Where an array says that it lies. */
+static int ask_device(mstc_state *state, PyObject *object, int *type, int *index)
 {
     PyObject *device = PyObject_CallMethodObjArgs(object, state->name_dlpack_device, NULL);
     if (device == NULL)
         return -1;
-    int type = 0, index = 0;
-    int parsed = PyTuple_Check(device) && PyArg_ParseTuple(device, "ii", &type, &index);
+    const int parsed = PyTuple_Check(device) && PyArg_ParseTuple(device, "ii", type, index);
     Py_DECREF(device);
-    if (!parsed) {
-        PyErr_Clear();
-        PyErr_SetString(PyExc_BufferError, "__dlpack_device__() did not give two integers");
-        return -1;
-    }
-    return type == DL_CUDA || type == DL_CUDA_MANAGED;
+    if (parsed)
+        return 0;
+    PyErr_Clear();
+    PyErr_SetString(PyExc_BufferError, "__dlpack_device__() did not give two integers");
+    return -1;
 }
 
-/* The stream that will read, as DLPack counts. In a forward every framework works on the forward's:
- * -1, there is nothing to wait for. */
-static PyObject *reading_stream(mstc_state *state, PyObject *object)
+/* What a framework does with memory that it has handed out, as mstarc._frameworks.habits has it. */
+enum { FREES_AT_ONCE = 1, NEVER_CHANGES = 2 };
+/* Streams that are no addresses, as DLPack counts. */
+enum { NO_ORDER = -1, DEFAULT_STREAM = 1 };
+
+/* The stream that will read. There is nothing to wait for in a forward, where every framework works
+ * on the forward's, nor where the array's own framework is the one that the caller's stream is
+ * asked of. */
+static PyObject *reading_stream(mstc_state *state, PyObject *object, int index, int habits)
 {
     const mstc_session *session = mstc_session_now();
-    if (session != NULL && session->stream != NULL &&
-        mstar_stream_get_native(session->stream) != NULL)
-        return PyLong_FromLong(-1);
+    const bool inside = session != NULL && session->stream != NULL &&
+                        mstar_stream_get_native(session->stream) != NULL;
+    const mstc_view where = {.device_type = DL_CUDA, .device_id = index};
+    mstc_place place;
+    if (inside || (habits & FREES_AT_ONCE) == 0)
+        return PyLong_FromLong(NO_ORDER);
+    if (mstc_view_place(state, &where, &place) < 0) {
+        PyErr_Clear(); /* a device that is not there is refused by whoever reads */
+        return PyLong_FromLong(DEFAULT_STREAM);
+    }
     PyObject *module = mstc_frameworks(state);
-    return module == NULL ? NULL : PyObject_CallMethod(module, "reading_stream", "O", object);
+    PyObject *number =
+        module == NULL ? NULL : PyObject_CallMethod(module, "work_stream", "Oi", object, index);
+    if (number == NULL || PyObject_IsTrue(number) != 0)
+        return number;
+    Py_DECREF(number);
+    return PyLong_FromLong(DEFAULT_STREAM);
 }
 
 /* {"max_version": (1, 1)}, and on CUDA the stream that will read. */
-static PyObject *dlpack_keywords(mstc_state *state, PyObject *object, int cuda, bool version)
+static PyObject *dlpack_keywords(mstc_state *state, PyObject *stream, bool version)
 {
     PyObject *keywords = PyDict_New();
     int failed = keywords == NULL;
     if (!failed && version)
         failed = PyDict_SetItem(keywords, state->name_max_version, state->dlpack_version) < 0;
-    if (!failed && cuda) {
-        PyObject *stream = reading_stream(state, object);
-        failed = stream == NULL || PyDict_SetItem(keywords, state->name_stream, stream) < 0;
-        Py_XDECREF(stream);
-    }
+    if (!failed && stream != NULL)
+        failed = PyDict_SetItem(keywords, state->name_stream, stream) < 0;
     if (failed)
         Py_CLEAR(keywords);
     return keywords;
 }
 
-static PyObject *call_dlpack(mstc_state *state, PyObject *object, PyObject *method)
+static PyObject *call_with(mstc_state *state, PyObject *method, PyObject *stream, bool version)
 {
-    int cuda = is_on_cuda(state, object);
-    if (cuda < 0)
-        return NULL;
-    PyObject *keywords = dlpack_keywords(state, object, cuda, true);
+    PyObject *keywords = dlpack_keywords(state, stream, version);
     PyObject *capsule =
         keywords == NULL ? NULL : PyObject_Call(method, state->no_arguments, keywords);
-    if (capsule == NULL && keywords != NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
-        PyErr_Clear(); /* a producer from before DLPack 1.0 knows no max_version */
-        Py_DECREF(keywords);
-        keywords = dlpack_keywords(state, object, cuda, false);
-        if (keywords != NULL)
-            capsule = PyObject_Call(method, state->no_arguments, keywords);
-    }
     Py_XDECREF(keywords);
     return capsule;
 }
 
-enum { FREES_AT_ONCE = 1, NEVER_CHANGES = 2 }; /* habits of frameworks, as _frameworks has them */
+static PyObject *call_dlpack(mstc_state *state, PyObject *object, PyObject *method, int habits)
+{
+    int type = 0, index = 0;
+    PyObject *stream = NULL;
+    if (ask_device(state, object, &type, &index) < 0)
+        return NULL;
+    if (type == DL_CUDA || type == DL_CUDA_MANAGED) {
+        stream = reading_stream(state, object, index, habits);
+        if (stream == NULL)
+            return NULL;
+    }
+    PyObject *capsule = call_with(state, method, stream, true);
+    if (capsule == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear(); /* a producer from before DLPack 1.0 knows no max_version */
+        capsule = call_with(state, method, stream, false);
+    }
+    Py_XDECREF(stream);
+    return capsule;
+}
 
 /* The wait before memory of a framework that frees at once is given back; none inside of forwards,
  * where work that is captured keeps what it reads. */
@@ -317,22 +325,9 @@ static void find_reader(mstc_state *state, PyObject *object, mstc_view *view)
     PyErr_Clear(); /* a device that is not there is refused by whoever reads */
 }
 
-static int heed_habits(mstc_state *state, PyObject *object, mstc_view *view)
-{
-    PyObject *module = mstc_frameworks(state);
-    PyObject *answer = module == NULL ? NULL : PyObject_CallMethod(module, "habits", "O", object);
-    const long habits = answer == NULL ? -1 : PyLong_AsLong(answer);
-    Py_XDECREF(answer);
-    if (habits < 0)
-        return -1;
-    view->read_only = view->read_only || (habits & NEVER_CHANGES) != 0;
-    if ((habits & FREES_AT_ONCE) != 0)
-        find_reader(state, object, view);
-    return 0;
-}
-
 /* 1 taken, 0 the object has no such method, -1 an exception. */
-static int from_dlpack(mstc_state *state, PyObject *object, const char *name, mstc_view *view)
+static int from_dlpack(mstc_state *state, PyObject *object, const char *name, int habits,
+                       mstc_view *view)
 {
     PyObject *method = PyObject_GetAttr(object, state->name_dlpack);
     if (method == NULL) {
@@ -341,12 +336,85 @@ static int from_dlpack(mstc_state *state, PyObject *object, const char *name, ms
         PyErr_Clear();
         return 0;
     }
-    PyObject *capsule = call_dlpack(state, object, method);
+    view->capsule = call_dlpack(state, object, method, habits);
     Py_DECREF(method);
-    if (capsule == NULL)
+    if (view->capsule == NULL || from_capsule(view->capsule, name, view) < 0)
         return -1;
-    view->capsule = capsule;
-    return from_capsule(capsule, name, view) < 0 || heed_habits(state, object, view) < 0 ? -1 : 1;
+    view->read_only = view->read_only || (habits & NEVER_CHANGES) != 0;
+    if ((habits & FREES_AT_ONCE) != 0)
+        find_reader(state, object, view);
+    return 1;
+}
+
+/* ---- a class's own way -------------------------------------------------------------------------
+ */
+
+/* An array on a GPU as its address, device, shape, strides in bytes, DLPack type code and bytes of
+ * an element. */
+static int from_fields(PyObject *fields, const char *name, mstc_view *view)
+{
+    unsigned long long address;
+    int device, code, bytes;
+    PyObject *sizes, *steps;
+    if (!PyArg_ParseTuple(fields, "KiO!O!ii", &address, &device, &PyTuple_Type, &sizes,
+                          &PyTuple_Type, &steps, &code, &bytes))
+        return -1;
+    int64_t shape[MSTAR_MAX_RANK], strides[MSTAR_MAX_RANK];
+    const Py_ssize_t rank = PyTuple_Size(sizes);
+    for (Py_ssize_t i = 0; i < rank && i < MSTAR_MAX_RANK; i++) {
+        shape[i] = PyLong_AsLongLong(PyTuple_GetItem(sizes, i));
+        strides[i] = PyLong_AsLongLong(PyTuple_GetItem(steps, i)) / bytes;
+    }
+    if (PyErr_Occurred() != NULL)
+        return -1;
+    const mstar_dl_tensor tensor = {.data = (void *)(uintptr_t)address,
+                                    .device = {DL_CUDA, device},
+                                    .ndim = (int32_t)rank,
+                                    .dtype = {(uint8_t)code, (uint8_t)(bytes * 8), 1},
+                                    .shape = shape,
+                                    .strides = strides};
+    return from_dl_tensor(&tensor, name, view);
+}
+
+/* look gives the fields, a capsule, or None for an array that __dlpack__ is to be asked for. 1, 0
+ * or -1 as above. */
+static int from_look(PyObject *look, PyObject *object, const char *name, mstc_view *view)
+{
+    PyObject *seen = PyObject_CallFunctionObjArgs(look, object, NULL);
+    if (seen == NULL)
+        return -1;
+    int taken = 0;
+    if (PyTuple_Check(seen))
+        taken = from_fields(seen, name, view) < 0 ? -1 : 1;
+    else if (seen != Py_None)
+        taken = from_capsule(seen, name, view) < 0 ? -1 : 1;
+    Py_DECREF(seen);
+    return taken;
+}
+
+static int from_array(mstc_state *state, PyObject *object, const char *name, mstc_view *view)
+{
+    const mstc_kind *kind = mstc_kind_of(state, object);
+    if (kind == NULL)
+        return -1;
+    if (kind->table != NULL) {
+        mstar_dl_tensor tensor;
+        return kind->table->tensor_from_object(object, &tensor) != 0
+                   ? -1
+                   : from_dl_tensor(&tensor, name, view);
+    }
+    const int habits = kind->habits;
+    PyObject *look = Py_XNewRef(kind->look);
+    int taken = look == NULL ? 0 : from_look(look, object, name, view);
+    Py_XDECREF(look);
+    if (taken == 0)
+        taken = from_dlpack(state, object, name, habits, view);
+    if (taken == 0)
+        PyErr_Format(PyExc_TypeError,
+                     "%s is a %R; expected a tensor that speaks the buffer protocol or DLPack "
+                     "(numpy, torch, jax, cupy, mstarc.Tensor)",
+                     name, Py_TYPE(object));
+    return taken == 1 ? 0 : -1;
 }
 
 /* ---- the rest -------------------------------------------------------------------------------- */
@@ -393,7 +461,12 @@ static int take(mstc_state *state, PyObject *object, const char *name, mstc_view
         from_own((mstc_tensor *)object, view);
         return 0;
     }
-    if (PyObject_CheckBuffer(object)) {
+    const mstc_kind *kind = mstc_kind_of(state, object);
+    if (kind == NULL)
+        return -1;
+    /* arrays on a GPU may offer a buffer for memory that the host reaches too, and refuse it slowly
+     */
+    if (kind->look == NULL && PyObject_CheckBuffer(object)) {
         if (PyObject_GetBuffer(object, &view->buffer, PyBUF_RECORDS_RO) == 0) {
             view->has_buffer = true;
             return from_buffer(name, view);
@@ -403,20 +476,7 @@ static int take(mstc_state *state, PyObject *object, const char *name, mstc_view
         if (bits != 0)
             return bits < 0 ? -1 : 0;
     }
-    const mstc_dl_exchange *table = mstc_exchange_of(state, object);
-    if (table != NULL) {
-        mstar_dl_tensor tensor;
-        return table->tensor_from_object(object, &tensor) != 0
-                   ? -1
-                   : from_dl_tensor(&tensor, name, view);
-    }
-    int taken = from_dlpack(state, object, name, view);
-    if (taken == 0)
-        PyErr_Format(PyExc_TypeError,
-                     "%s is a %R; expected a tensor that speaks the buffer protocol or DLPack "
-                     "(numpy, torch, jax, cupy, mstarc.Tensor)",
-                     name, Py_TYPE(object));
-    return taken == 1 ? 0 : -1;
+    return from_array(state, object, name, view);
 }
 
 int mstc_view_take(mstc_state *state, PyObject *object, const char *name, mstc_view *view)
@@ -435,10 +495,11 @@ int mstc_view_take(mstc_state *state, PyObject *object, const char *name, mstc_v
     return -1;
 }
 
-void mstc_view_drop(mstc_view *view)
+/* What the framework lent; its deleter may run Python. */
+static void give_back(mstc_view *view)
 {
     PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace); /* the producer's deleter may run Python */
+    PyErr_Fetch(&type, &value, &trace);
     if (view->reader != NULL) {
         Py_BEGIN_ALLOW_THREADS(void) mstar_stream_synchronize(view->reader);
         Py_END_ALLOW_THREADS view->reader = NULL;
@@ -457,6 +518,12 @@ void mstc_view_drop(mstc_view *view)
         PyBuffer_Release(&view->buffer);
     view->has_buffer = false;
     Py_CLEAR(view->capsule);
-    Py_CLEAR(view->owner);
     PyErr_Restore(type, value, trace);
+}
+
+void mstc_view_drop(mstc_view *view)
+{
+    if (view->managed != NULL || view->has_buffer || view->reader != NULL || view->capsule != NULL)
+        give_back(view);
+    Py_CLEAR(view->owner);
 }

@@ -1,5 +1,4 @@
 """Tensors of other frameworks, in and out: DLPack of both generations, good and bad capsules."""
-import contextlib
 import ctypes
 import gc
 import sys
@@ -224,6 +223,18 @@ def read_capsule(capsule, name):
     return get(capsule, name)
 
 
+def test_arrays_that_take_a_copy_are_refused_without_one():
+    tensor = own()
+    wide = tensor.to("float32")
+    assert wide.__array__(copy=False).ctypes.data == wide.__array__("float32").ctypes.data
+    assert wide.__array__("float32", copy=True).ctypes.data != wide.__array__().ctypes.data
+    assert wide.__array__("float64").dtype == np.float64
+    for call in (lambda: tensor.__array__("float32", copy=False), lambda: wide.__array__("float64", copy=False),
+                 lambda: wide.__array__("float16", copy=False)):
+        with pytest.raises(ValueError, match="without a copy"):
+            call()
+
+
 def test_capsules():
     tensor = own()
     assert tensor.__dlpack_device__() == (1, 0)
@@ -305,8 +316,8 @@ class _Streams:
             self.current_stream = lambda index: self.asked.append(index) or types.SimpleNamespace(
                 cuda_stream=70 + index)
         else:
-            self.Device = lambda index: self.asked.append(index) or contextlib.nullcontext()
-            self.get_current_stream = lambda: types.SimpleNamespace(ptr=90)
+            self.get_current_stream = lambda index: self.asked.append(index) or types.SimpleNamespace(
+                ptr=90)
 
 
 def test_work_goes_to_the_callers_stream(monkeypatch):

@@ -275,16 +275,78 @@ def test_memory_is_given_back_when_it_has_been_read(cls, mock):
 
 
 def test_arrays_are_asked_for_on_the_stream_that_reads(mock, monkeypatch):
-    """torch's, once torch works on a GPU, also for what is no array of torch's."""
+    """torch's, once torch works on a GPU, also for what is no array of torch's; of a device that is not
+    there torch is not asked."""
     if not mock.is_there:
         return  # a card has no stream of that address
     torch = types.ModuleType("torch")
-    torch.cuda = types.SimpleNamespace(is_initialized=lambda: True, is_available=lambda: True,
-                                       current_stream=lambda index: types.SimpleNamespace(cuda_stream=8192))
+    torch.cuda = types.SimpleNamespace(
+        is_initialized=lambda: True, is_available=lambda: True,
+        current_stream=lambda index: [types.SimpleNamespace(cuda_stream=8192)][index])
     monkeypatch.setitem(sys.modules, "torch", torch)
     given = Late(np.ones((3, 8), "float32"), mock)
     ops.activate(given, "relu")
-    assert given.streams == [8192]
+    given.device, given.struct.tensor.device_id = (2, 77), 77
+    with pytest.raises(ValueError, match="cuda:77"):
+        ops.activate(given, "relu")
+    assert given.streams == [8192, 1]
+
+
+def cupy_of(monkeypatch, current):
+    """A module in cupy's place. Its arrays offer a buffer of other contents, as cupy's offer one that they
+    refuse; work goes to stream 8192 of the device that is in use."""
+    cupy = types.ModuleType("cupy")
+
+    class ndarray(bytearray):
+        def __init__(self, shape, dtype):
+            super().__init__(8)
+            self.array = np.full(shape, 7, dtype)
+            self.made_on = current[-1]
+
+        shape = property(lambda self: self.array.shape)
+        strides = property(lambda self: self.array.strides)
+        dtype = property(lambda self: self.array.dtype)
+        data = property(lambda self: types.SimpleNamespace(ptr=self.array.ctypes.data, device_id=0))
+
+    class Device:
+        def __init__(self, index):
+            self.index = index
+
+        def __enter__(self):
+            current.append(self.index)
+
+        def __exit__(self, *error):
+            current.pop()
+
+    ndarray.__module__ = "cupy"
+    cupy.ndarray, cupy.float32 = ndarray, np.float32
+    cupy.cuda = types.SimpleNamespace(
+        get_current_stream=lambda index: types.SimpleNamespace(ptr=8192), Device=Device,
+        runtime=types.SimpleNamespace(getDevice=lambda: current[-1]))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    return cupy
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_arrays_of_cupy_are_read_by_their_attributes(device, mock, monkeypatch, rng):
+    if not mock.is_there:
+        return  # tests/with_cupy has those of a card
+    cupy = cupy_of(monkeypatch, [device])
+    wrapper = RaggedPrefillWrapper(2, 1, 16, device=GPU, q_data_type="float32")
+    wrapper.plan([0, 4, 9])
+    given = [cupy.ndarray((9, heads, 16), "float32") for heads in (2, 1, 1)]
+    for one in given:
+        one.array[:] = rng.standard_normal(one.shape)
+    out = wrapper.run(*given)
+    assert type(out) is cupy.ndarray and out.made_on == 0
+    assert wrapper.info["input_syncs"] == 0
+    assert (out.array == here(wrapper.run(*(there(one.array) for one in given)))).all()
+    given[0].array = np.repeat(given[0].array, 3, axis=0)[::3]  # a view with strides
+    assert (wrapper.run(*given).array == out.array).all()
+    given[0].array = given[0].array.astype("complex64")
+    with pytest.raises(TypeError, match="q is a .*ndarray"):  # and has no __dlpack__ to be asked
+        wrapper.run(*given)
 
 
 def test_the_table_tells_the_stream(mock):

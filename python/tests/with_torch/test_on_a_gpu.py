@@ -100,6 +100,46 @@ def test_inside_the_callers_capture(cls):
         assert not out[q_offsets[-1]:].any()
 
 
+def test_outputs_are_ordinary_tensors():
+    """They are made by a function of torch's that does little else, in the memory that torch works in."""
+    wrapper = make()
+    wrapper.plan([0, 9])
+    inputs = tensors(9, 9)
+    out = wrapper.run(*inputs)
+    assert not out.requires_grad and out.is_leaf and out.device == inputs[0].device
+    assert out.stride() == (256, 64, 1) and out.untyped_storage().nbytes() == out.nbytes
+    with torch.inference_mode():
+        assert wrapper.run(*inputs).is_inference()
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        kept = wrapper.run(*inputs)
+    within = [(part["address"], part["address"] + part["total_size"]) for part in pool.snapshot()]
+    assert any(begin <= kept.data_ptr() < end for begin, end in within)
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    del out
+    assert torch.cuda.memory_allocated() < held
+
+
+def test_tensors_without_the_table():
+    class Bare(torch.Tensor):
+        __module__ = "torch"
+        __torch_function__ = torch._C._disabled_torch_function_impl
+        __dlpack_c_exchange_api__ = None
+
+    wrapper = make()
+    inputs = tensors(9, 9)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        wrapper.plan([0, 4, 9])
+        torch.cuda._sleep(20_000_000)
+        out = wrapper.run(*((x * 1).as_subclass(Bare) for x in inputs))
+        want = wrapper.run(*inputs)
+    side.synchronize()
+    assert torch.equal(out.as_subclass(torch.Tensor), want) and wrapper.info["input_syncs"] == 0
+
+
 def test_offsets_on_the_device_cost_a_wait():
     wrapper = make()
     inputs = tensors(9, 9)

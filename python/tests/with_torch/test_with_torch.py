@@ -1,6 +1,9 @@
 """The wrappers on torch's tensors on the CPU. Needs torch, which the other tests do without:
 pytest python/tests/with_torch.
 """
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -47,6 +50,74 @@ def test_a_fused_projection_is_not_copied():
     assert torch.equal(wrapper.run(fused[:, :4], fused[:, 4:6], fused[:, 6:]), wrapper.run(q, k, v))
     assert torch.equal(wrapper.run(q.transpose(1, 2).contiguous().transpose(1, 2), k, v),
                        wrapper.run(q, k, v))
+
+
+class Bare(torch.Tensor):
+    """A tensor as of a torch without the table of C functions."""
+    __module__ = "torch"
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    __dlpack_c_exchange_api__ = None
+
+
+class Asked(Bare):
+    """The same, of a class with a `__dlpack__` of its own."""
+    __module__ = "torch"
+
+    def __dlpack__(self, **keywords):
+        asked.append(keywords)
+        return super().__dlpack__(**keywords)
+
+
+asked = []
+
+
+@pytest.mark.parametrize("kind", [Bare, Asked])
+def test_tensors_without_the_table(kind):
+    wrapper = make(q_data_type=torch.bfloat16)
+    wrapper.plan([0, 4, 9])
+    given = qkv(torch.bfloat16)
+    want = wrapper.run(*given)
+    fused = torch.cat(given, dim=1)
+    asked.clear()
+    for inputs in (given, [fused[:, :4], fused[:, 4:6], fused[:, 6:]]):
+        out = wrapper.run(*(x.as_subclass(kind) for x in inputs))
+        assert isinstance(out, torch.Tensor) and torch.equal(out.as_subclass(torch.Tensor), want)
+    assert len(asked) >= (6 if kind is Asked else 0) and (kind is Asked or not asked)
+    with pytest.raises(BufferError, match="require gradient"):
+        wrapper.run(given[0].as_subclass(kind).requires_grad_(), *given[1:])
+
+
+def test_a_torch_without_the_table():
+    code = """
+import torch
+for kind in torch.Tensor.__mro__:
+    if "__dlpack_c_exchange_api__" in vars(kind):
+        del kind.__dlpack_c_exchange_api__
+import mstarc
+from mstarc.engine.resources.attn.ragged.wrappers import RaggedPrefillWrapper
+wrapper = RaggedPrefillWrapper(1, 1, 8, device="cpu", q_data_type=torch.bfloat16)
+wrapper.plan([0, 3])
+x = torch.ones(3, 1, 8, dtype=torch.bfloat16)
+out = wrapper.run(x, x, x)
+assert type(out) is torch.Tensor and out.dtype is torch.bfloat16 and torch.equal(out, x)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_outputs_are_ordinary_tensors():
+    """They are made by a function of torch's that does little else."""
+    wrapper = make(q_data_type=torch.float32)
+    wrapper.plan([0, 4, 9])
+    given = qkv()
+    out = wrapper.run(*given)
+    assert not out.requires_grad and out.is_leaf and not out.is_inference()
+    assert out.stride() == out.contiguous().stride() and out.storage_offset() == 0
+    assert out.untyped_storage().nbytes() == out.nbytes and out.resize_(20, 4, 24).shape[0] == 20
+    with torch.inference_mode():
+        assert wrapper.run(*given).is_inference()
+    wrapper.plan([0])
+    none = wrapper.run(*(x[:0] for x in given))
+    assert none.shape == (0, 4, 24) and none.stride() == torch.empty(0, 4, 24).stride()
 
 
 def test_against_torch():

@@ -170,9 +170,7 @@ GPU_TOOL_TESTS := cuda_attention cuda_attention_values cuda_rows cuda_linear cud
 # anything else that keeps the Python tests from running is a failure.
 GPU_PYTHON ?= python3
 check-gpu: cuda ## the tests of attention, operations, encoders, runners and the Python package on cuda:0
-	@for test in $(GPU_TESTS); do build/cuda/tests/test_$$test cuda:0 || exit 1; done
-	@for soak in $(GPU_SOAKS); do build/cuda/soak/soak_$${soak%:*} $${soak#*:} 1 cuda:0 || exit 1; done
-	@$(GPU_PYTHON) python/tests/run_on_a_gpu.py build/cuda || [ $$? = 77 ]
+	@PARTS=tests GPU_PYTHON="$(GPU_PYTHON)" SOAKS="$(GPU_SOAKS)" tools/check_gpu.sh $(GPU_TESTS)
 
 gpu: cuda ## everything on cuda:0: tests, soaks, compute-sanitizer (TOOLS), benches and their goals
 	@GPU_PYTHON="$(GPU_PYTHON)" SOAKS="$(GPU_SOAKS)" TOOL_TESTS="$(GPU_TOOL_TESTS)" tools/check_gpu.sh $(GPU_TESTS)

@@ -94,7 +94,7 @@ def main():
                 "replay": options.steps}
     for bench in options.benches.split(","):
         document, command = measure(bench, options.program, options.device, problems[bench])
-        card = re.sub(r"[^a-z0-9]+", "-", document["machine"].lower()).strip("-")
+        card = re.sub(r"[^a-z0-9]+", "-", document["machine"].lower()).strip("-").removeprefix("nvidia-")
         path = pathlib.Path(options.output or ROOT / "bench/results")
         path = path / f"{card}{SUFFIXES[bench]}.csv"
         write(path, COLUMNS[bench], document, command)

@@ -69,24 +69,32 @@ class PythonPart(Folder):
 class WholeRun(Folder):
     """check_gpu.sh: the summary and the exit code."""
 
-    def run_with(self, test=0, python=0, benches=0):
+    def run_with(self, test=0, python=0, benches=0, **environment):
         script(self.root / "tools" / "check_gpu.sh", (SOURCE / "tools/check_gpu.sh").read_text())
-        script(self.root / "build/cuda/tests/test_one", f"#!/bin/sh\nexit {test}\n")
+        script(self.root / "build/cuda/tests/test_one", f"#!/bin/sh\necho said $1\nexit {test}\n")
         script(self.root / "python/tests/run_on_a_gpu.py", f"raise SystemExit({python})\n")
         script(self.root / "bench/run_gpu.py", f"raise SystemExit({benches})\n")
         return call([shutil.which("bash"), self.root / "tools" / "check_gpu.sh", "one"], TOOLS="",
-                    GPU_PYTHON=sys.executable)
+                    GPU_PYTHON=sys.executable, **environment)
 
     def test_all_pass(self):
         code, said = self.run_with()
         self.assertEqual(code, 0)
-        self.assertEqual(said.count("\nok: "), 3)
+        self.assertEqual(said.count("ok: "), 3)
+        self.assertTrue(said.endswith("\n3 parts passed, 0 not run, 0 failed\n"), said)
+        self.assertNotIn("said", said)
+
+    def test_parts(self):
+        code, said = self.run_with(benches=1, PARTS="tests", GPU_JOBS="1")
+        self.assertEqual(code, 0)
+        self.assertTrue(said.endswith("\n2 parts passed, 0 not run, 0 failed\n"), said)
 
     def test_left_out_is_said(self):
         code, said = self.run_with(python=NOT_RUN)
         self.assertEqual(code, 0)
         self.assertIn("\nNOT RUN: the Python package", said)
-        self.assertEqual(said.count("\nok: "), 2)
+        self.assertEqual(said.count("ok: "), 2)
+        self.assertTrue(said.endswith("\n2 parts passed, 1 not run, 0 failed\n"), said)
 
     def test_each_failure_counts(self):
         for part in ("test", "python", "benches"):
@@ -94,7 +102,9 @@ class WholeRun(Folder):
                 code, said = self.run_with(**{part: 1})
                 self.assertEqual(code, 1)
                 self.assertEqual(said.count("FAILED (1): "), 1)
-                self.assertEqual(said.count("\nok: "), 2)
+                self.assertEqual(said.count("ok: "), 2)
+                self.assertIn("\n2 parts passed, 0 not run, 1 failed: ", said)
+                self.assertEqual("said cuda:0" in said, part == "test")
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def check_cosine(folder):
 
 def check_gpu_picture():
     """A bar for each figure that a row has, each with its number; nothing for one that it lacks."""
-    notes, rows = run_gpu.read(BENCH / "results/nvidia-h200.csv")
+    notes, rows = run_gpu.read(BENCH / "results/h200.csv")
     assert len(rows) == 31 and notes[0].startswith("NVIDIA H200")
     root = xml.etree.ElementTree.fromstring(run_gpu.draw(notes, rows))
     texts = [node.text for node in root.iter() if node.text]

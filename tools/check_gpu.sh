@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # check_gpu.sh TEST... - all that a machine with a card can say, in one go: the tests on cuda:0, the soaks, the tests of
 # the Python package, tests under compute-sanitizer where there is one, then the benches. Parts run beside each other,
-# the benches alone, each whatever becomes of the others; what a part that failed has said is shown. The last line sums
+# Python's and the benches alone, each whatever becomes of the others; what a part that failed has said is shown. The last line sums
 # up, and the exit code is 1 where a part failed. A part that answers 77 says itself why it did not run, and is not
 # counted as passed. DEVICE, TOOLS, BENCH_FLAGS, GPU_PYTHON as in `make gpu`.
 #
@@ -47,17 +47,17 @@ part() { # NAME COMMAND...
 }
 
 if [[ $parts == *" tests "* ]]; then
-    # the longest first
-    part "the Python package (NOT RUN only without torch)" "${GPU_PYTHON:-python3}" python/tests/run_on_a_gpu.py \
-        build/cuda
     for soak in ${SOAKS-}; do
         part "soak of $soak" "build/cuda/soak/soak_${soak%:*}" "${soak#*:}" 1 "$device"
     done
     for test in "$@"; do
         part "$test" "build/cuda/tests/test_$test" "$device"
     done
+    wait
+    # some of these watch the card's free memory
+    run "the Python package (NOT RUN only without torch)" "${GPU_PYTHON:-python3}" python/tests/run_on_a_gpu.py \
+        build/cuda
 fi
-wait
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
 if [[ $parts == *" tools "* ]]; then

@@ -414,8 +414,9 @@ static void a_failed_larger_plan_leaves_the_former(void **state)
     attn_data_free(&data);
 }
 
+/* What a plan of so many segments is told to have got. */
 static const char *kernel_of(int32_t heads, int32_t kv_heads, int32_t dim, int32_t length,
-                             int32_t times, bool graph)
+                             int32_t times, bool graph, const char **reason)
 {
     attn_problem problem;
     attn_wrapper wrapper;
@@ -438,6 +439,7 @@ static const char *kernel_of(int32_t heads, int32_t kv_heads, int32_t dim, int32
     mstar_ragged_prefill_info info = {.struct_size = sizeof info};
     CHECK_OK(attn_query(&wrapper, &info));
     attn_destroy(&wrapper);
+    *reason = info.kernel_reason;
     return info.kernel; /* static */
 }
 
@@ -466,10 +468,12 @@ static void picks_the_kernel_for_the_layout(void **state)
         for (int old = 0; old < 2; old++)
             for (int graph = 0; graph < 2; graph++) {
                 be_a_card_of(old ? 8 : 9);
+                const char *reason;
                 const char *symbol = kernel_of(cases[i].heads, cases[i].kv_heads, cases[i].dim,
-                                               cases[i].length, cases[i].times, graph);
+                                               cases[i].length, cases[i].times, graph, &reason);
                 assert_int_equal(strncmp(symbol, "mst_attn_bf16_", 14), 0);
                 assert_string_equal(symbol + 14, *major == 9 ? cases[i].hopper : cases[i].any);
+                assert_int_equal(strncmp(reason, "wgmma", 5) == 0, strstr(symbol, "sm90") != NULL);
             }
 }
 

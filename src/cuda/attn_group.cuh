@@ -12,6 +12,7 @@
 #include "cuda/hopper.cuh"
 
 #define MST_GROUP
+#define MST_BULK
 
 namespace mst
 {

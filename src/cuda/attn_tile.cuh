@@ -27,7 +27,9 @@
  * other row the bits of the first, so that a row never depends on its company in a tile.
  *
  * On Hopper the four warps multiply together (GROUP): wgmma in the place of mma.sync and ldmatrix,
- * whose operands then lie in shared memory otherwise. Its sums have the same bits.
+ * whose operands then lie in shared memory otherwise. Its sums have the same bits. The copy engine
+ * may bring k and v there (BULK), in blocks that run past a segment's end: such scores are masked,
+ * such rows of v zeroed before they are multiplied, and the slow pass copies as elsewhere.
  */
 #ifndef MST_CUDA_ATTN_TILE_CUH
 #define MST_CUDA_ATTN_TILE_CUH
@@ -93,7 +95,7 @@ __device__ __forceinline__ float quad_sum(float x)
 /* ---- one instance ---------------------------------------------------------------------------- */
 
 template <typename T, int DT, int BN, int MT, int STAGES, bool GROUP = false,
-          int TILE_WARPS = mst::WARPS>
+          int TILE_WARPS = mst::WARPS, bool BULK = false>
 struct tile {
     static constexpr int WARPS = TILE_WARPS, THREADS = WARPS * 32;
     static constexpr int ROWS = WARPS * 16 * MT;
@@ -103,7 +105,8 @@ struct tile {
     static constexpr int ROWS_BYTES = GROUP ? ROWS * DT * 2 : ROWS * PITCH;
     static constexpr int BLOCK_BYTES = GROUP ? BN * DT * 2 : BN * PITCH;
     static constexpr int WORDS_AT = ROWS_BYTES + 2 * STAGES * BLOCK_BYTES; /* GROUP: see word */
-    static constexpr int SMEM_BYTES = WORDS_AT + (GROUP ? 128 : 0);
+    static constexpr int BARRIERS_AT = WORDS_AT + 128; /* GROUP */
+    static constexpr int SMEM_BYTES = WORDS_AT + (GROUP ? 128 + 64 : 0);
     static constexpr int KT = BN / 16; /* groups of 16 keys */
     static constexpr int DG = DT / 16; /* groups of 16 columns */
     static constexpr int SLOT_FLOATS = THREADS * MT * (DT / 2 + 4);
@@ -117,6 +120,12 @@ struct tile {
 
     /* Where this thread's next copies of k and v come from. */
     const char *k_from, *v_from;
+
+    /* BULK: the copy engine brings k and v, but in the slow pass. */
+    const mst_cuda_tensor_map *k_map, *v_map;
+    int head;        /* of k and v */
+    unsigned passed; /* blocks that the copy engine has brought before those in hand, less the first
+                        of these: a block plus this is its turn */
 
     /* This thread's part. */
     float o[MT][DT / 8][4];
@@ -405,6 +414,7 @@ struct tile {
             uint32_t place = q_smem + piece<ROWS>(at / (CHUNKS * 4), at / 4 % CHUNKS) + at % 4 * 4;
             shared_put(place, shared_get(place) ^ 0x80008000u);
         }
+        shown();
         __syncthreads();
     }
 
@@ -478,6 +488,70 @@ struct tile {
             show_writes();
 #endif
     }
+
+    /* ---- loads by the copy engine --------------------------------------------------------------
+     */
+
+#if defined(MST_BULK)
+    __device__ __forceinline__ uint32_t full(bool of_v, unsigned turn) const
+    {
+        return q_smem + BARRIERS_AT + ((of_v ? STAGES : 0) + turn % STAGES) * 8;
+    }
+    __device__ __forceinline__ uint32_t k_at(unsigned block) const
+    {
+        return k_smem() + (block + passed) % STAGES * BLOCK_BYTES;
+    }
+    __device__ __forceinline__ uint32_t v_at(unsigned block) const
+    {
+        return v_smem() + (block + passed) % STAGES * BLOCK_BYTES;
+    }
+
+    __device__ __forceinline__ void make_barriers()
+    {
+        passed = 0;
+        if (threadIdx.x != 0)
+            return;
+        for (unsigned i = 0; i < STAGES; i++) {
+            barrier_init(full(false, i), 1);
+            barrier_init(full(true, i), 1);
+        }
+        barriers_made();
+    }
+
+    /* Keys of a block, also those past the segment; one thread speaks for all. */
+    __device__ __forceinline__ void fetch_block(bool of_v, unsigned block) const
+    {
+        if (threadIdx.x != 0)
+            return;
+        uint32_t barrier = full(of_v, block + passed);
+        uint32_t to = of_v ? v_at(block) : k_at(block);
+        int row = get(KV_FIRST) + (int)(block * BN);
+        barrier_expect(barrier, BLOCK_BYTES);
+#pragma unroll
+        for (int i = 0; i < DT / 64; i++)
+            fetch(to + i * BN * 128, of_v ? v_map : k_map, i * 64, head, row, barrier);
+    }
+
+    __device__ __forceinline__ void wait_for(bool of_v, unsigned block) const
+    {
+        unsigned turn = block + passed;
+        barrier_wait(full(of_v, turn), turn / STAGES & 1u);
+    }
+
+    /* Rows of v past the segment become 0, once they are there. */
+    __device__ __forceinline__ void clear_tail(unsigned block) const
+    {
+        int keys = lk - (int)(block * BN);
+        if (keys >= BN)
+            return;
+        for (int at = keys * 8 + (int)threadIdx.x; at < BN * 8; at += THREADS)
+#pragma unroll
+            for (int i = 0; i < DT / 64; i++)
+                shared_put4(v_at(block) + i * BN * 128 + at * 16, 0);
+        show_writes();
+        __syncthreads();
+    }
+#endif
 
     /* ---- one block of keys ------------------------------------------------------------------- */
 
@@ -983,7 +1057,99 @@ struct tile {
         step<true, SLOW, true>(a, causal, true, 0, 0);
     }
 
+#if defined(MST_BULK)
+    /* The same where the copy engine brings k and v. */
+    template <bool EDGE>
+    __device__ __forceinline__ void step_bulk(const mst_cuda_attn_args &a, int causal,
+                                              bool row_mask, unsigned block, unsigned first,
+                                              unsigned last)
+    {
+        float s[MT][BN / 8][4];
+        uint32_t p[MT][KT][4];
+
+        /* rows of q are there, and everybody is done with v of the block before */
+        __syncthreads();
+        if (block != first)
+            fetch_block(true, block);
+        wait_for(false, block);
+        scores<EDGE, false>(s, k_at(block), 0, KT);
+        if (EDGE)
+            mask<false>(a, causal, s, (int)(block * BN));
+        if (block < last) {
+            __syncthreads();
+            fetch_block(false, block + 1);
+        }
+        weigh<false>(a, s, p);
+        wait_for(true, block);
+        if (EDGE) {
+            clear_tail(block);
+            if (row_mask)
+                special |= has_special(v_at(block));
+        }
+        accumulate<EDGE, false>(p, v_at(block), 0, KT);
+    }
+#endif
+
 #if defined(MST_GROUP)
+    __device__ __forceinline__ uint32_t v_ahead(unsigned block) const
+    {
+#if defined(MST_BULK)
+        if constexpr (BULK)
+            return v_at(block);
+#endif
+        return v_smem() + block % STAGES * BLOCK_BYTES;
+    }
+
+    /* Both products of a step are begun, and the loads of the next. */
+    template <bool FIRST>
+    __device__ __forceinline__ void begin_ahead(const mst_cuda_attn_args &a,
+                                                float (&s)[MT][BN / 8][4],
+                                                const uint32_t (&p)[MT][KT][4], unsigned block,
+                                                unsigned last)
+    {
+#if defined(MST_BULK)
+        if constexpr (BULK) {
+            __syncthreads();
+            if (block < last)
+                fetch_block(false, block + 1);
+            if (!FIRST)
+                fetch_block(true, block);
+            wait_for(false, block);
+            begin_scores(s, k_at(block));
+            if (FIRST)
+                return;
+            wait_for(true, block - 1);
+            begin_accumulate(p, v_at(block - 1));
+            return;
+        }
+#endif
+        copies_wait<FIRST ? 1 : 0>();
+        shown();
+        __syncthreads();
+        begin_scores(s, k_smem() + block % STAGES * BLOCK_BYTES);
+        if (!FIRST)
+            begin_accumulate(p, v_ahead(block - 1));
+        if (block < last)
+            load_k<false>(a, block + 1);
+        if (!FIRST)
+            load_v<false>(a, block);
+    }
+
+    /* The last v is there. */
+    __device__ __forceinline__ void end_ahead(unsigned last) const
+    {
+#if defined(MST_BULK)
+        if constexpr (BULK) {
+            wait_for(true, last);
+            clear_tail(last);
+            return;
+        }
+#endif
+        copies_wait<0>();
+        shown();
+        __syncthreads();
+    }
+
     /*
      * The same with two stages and matrix instructions that do not wait: beside a block's weights
      * runs the product of the block before, whose weights are p. In a block with a mask or past the
@@ -994,22 +1160,12 @@ struct tile {
                                                bool was_edge, uint32_t (&p)[MT][KT][4],
                                                unsigned block, unsigned last)
     {
-        uint32_t k_at = k_smem() + block % STAGES * BLOCK_BYTES;
-        uint32_t v_before = v_smem() + (block + 1) % STAGES * BLOCK_BYTES;
         float s[MT][BN / 8][4], shrink[MT][2];
 
         /* k of this block and v of the one before are there, and everybody is done with those before
            them */
-        copies_wait<FIRST ? 1 : 0>();
-        shown();
-        __syncthreads();
-        begin_scores(s, k_at);
-        if (!FIRST)
-            begin_accumulate(p, v_before);
-        if (block < last)
-            load_k<false>(a, block + 1);
-        if (!FIRST)
-            load_v<false>(a, block);
+        begin_ahead<FIRST>(a, s, p, block, last);
+        uint32_t v_before = v_ahead(block - 1);
         if (!FIRST && was_edge)
             special |= has_special(v_before);
         multiply_wait<FIRST ? 0 : 1>(s[0]);
@@ -1024,6 +1180,33 @@ struct tile {
     }
 #endif
 
+    /* The first loads of a pass. */
+    template <bool SLOW>
+    __device__ __forceinline__ void begin_loads(const mst_cuda_attn_args &a, int kv_head,
+                                                unsigned first)
+    {
+#if defined(MST_BULK)
+        if constexpr (BULK && !SLOW) {
+            head = kv_head;
+            passed -= first;
+            fetch_block(false, first);
+            fetch_block(true, first);
+            load_rows<SLOW, false>(a, kv_head * a.group);
+            copies_commit();
+            copies_wait<0>();
+            shown();
+            return;
+        }
+#endif
+        aim(a, kv_head, (int)first);
+        /* k first: q's rows take the longest to find */
+        load_block<SLOW>(a, k_smem(), k_from, a.k_row_stride, first);
+        load_rows<SLOW, false>(a, kv_head * a.group);
+        copies_commit();
+        if (STAGES > 1)
+            load_v<SLOW>(a, first);
+    }
+
     /* All keys of the work in hand, from the loads on. */
     template <bool SLOW>
     __device__ __forceinline__ void blocks(const mst_cuda_attn_args &a, int causal, bool row_mask,
@@ -1032,13 +1215,7 @@ struct tile {
         unsigned first = (unsigned)key_begin / BN;
         unsigned last = (unsigned)(key_end - 1) / BN;
         clear();
-        aim(a, kv_head, (int)first);
-        /* k first: q's rows take the longest to find */
-        load_block<SLOW>(a, k_smem(), k_from, a.k_row_stride, first);
-        load_rows<SLOW, false>(a, kv_head * a.group);
-        copies_commit();
-        if (STAGES > 1)
-            load_v<SLOW>(a, first);
+        begin_loads<SLOW>(a, kv_head, first);
         if (ONE && a.negative)
             negate_rows();
         if (SLOW) {
@@ -1071,14 +1248,24 @@ struct tile {
                     step_ahead<false, false>(a, causal, was_edge && row_mask, p, block, last);
                 was_edge = edge;
             }
-            copies_wait<0>();
-            shown();
-            __syncthreads();
-            uint32_t v_at = v_smem() + last % STAGES * BLOCK_BYTES;
-            begin_accumulate(p, v_at);
+            end_ahead(last);
+            begin_accumulate(p, v_ahead(last));
             if (was_edge && row_mask)
-                special |= has_special(v_at);
+                special |= has_special(v_ahead(last));
             multiply_wait<0>(o[0]);
+            passed += last + 1;
+            return;
+        }
+#endif
+#if defined(MST_BULK)
+        if constexpr (BULK) {
+            for (unsigned block = first; block <= last; block++) {
+                if (block >= whole_begin && block < whole_end)
+                    step_bulk<false>(a, causal, false, block, first, last);
+                else
+                    step_bulk<true>(a, causal, row_mask, block, first, last);
+            }
+            passed += last + 1;
             return;
         }
 #endif
@@ -1470,6 +1657,7 @@ struct tile {
                 break;
             save(own);
             key_begin = key_end;
+            shown();
             __syncthreads();
         }
         if (slot >= 0) {
@@ -1507,6 +1695,10 @@ struct tile {
         if (shared && work < total && threadIdx.x == 0)
             pending = atomicAdd(&a.counters->next, 1u);
         copies_commit();
+#if defined(MST_BULK)
+        if constexpr (BULK)
+            make_barriers();
+#endif
         clear_padding(a);
         copies_wait<0>();
         __syncthreads();
@@ -1525,6 +1717,7 @@ struct tile {
             rows = get(ROW_END) - row_first();
             compute(a, causal, (int)(work % per_item), smem);
             copies_wait<0>();
+            shown(); /* what was read and written here the copy engine writes over */
             __syncthreads();
             work = *word(smem, NEXT_WORD + parity);
         }
@@ -1567,6 +1760,19 @@ struct tile {
         mst::wait_for_others();                                        \
         mst::tile<mst::T, DT, BN, MT, STAGES, GROUP> t;                \
         t.run(args, mst_smem);                                         \
+    }
+
+/* The same with keys and values by the copy engine. */
+#define MST_ATTN_BULK_KERNEL(NAME, T, DT, BN, STAGES, BLOCKS)                \
+    extern "C" __global__ void __launch_bounds__(mst::THREADS, BLOCKS)       \
+        NAME(const __grid_constant__ mst_cuda_hopper_args args)              \
+    {                                                                        \
+        extern __shared__ __align__(1024) char mst_smem[];                   \
+        mst::wait_for_others();                                              \
+        mst::tile<mst::T, DT, BN, 1, STAGES, true, mst::WARPS, true> t;      \
+        t.k_map = &args.k;                                                   \
+        t.v_map = &args.v;                                                   \
+        t.run(args.attn, mst_smem);                                          \
     }
 
 #endif

@@ -265,6 +265,12 @@ void mst_cuda_attn_tiles_of_even(const mst_attn_shape *shape, int64_t segments, 
 int64_t mst_cuda_attn_part_keys(int32_t tile_head_dim, int64_t rows, int64_t num_kv_heads,
                                 int64_t lk);
 /*
+ * Whether so many tiles of 64 rows, of all kv heads, leave room for kernels of more stages: fewer
+ * of their blocks share a multiprocessor. Above head dim 128 it is one, and parts of keys are to
+ * come.
+ */
+bool mst_cuda_attn_is_few(int32_t tile_head_dim, int64_t tiles, int64_t multiprocessors);
+/*
  * Rows of a tile for a layout: 64, or 128 where the head dim has such a kernel, it is the fastest
  * of cards of this compute capability, little of it would be empty and the card would still be
  * full. Bits do not depend on it.

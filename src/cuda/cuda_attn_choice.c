@@ -31,6 +31,11 @@ int32_t mst_cuda_attn_blocks(int32_t fit, int32_t rows, int32_t limit)
     return (int32_t)mst_min_i64(fit, (int64_t)limit * 64 / rows);
 }
 
+bool mst_cuda_attn_is_few(int32_t tile_head_dim, int64_t tiles, int64_t multiprocessors)
+{
+    return tile_head_dim > 128 ? tiles * 3 <= multiprocessors : tiles <= 2 * multiprocessors;
+}
+
 int32_t mst_cuda_attn_tile_rows(int32_t major, int32_t tile_head_dim, int64_t tiles_of_64,
                                 int64_t tiles_of_128, int64_t num_kv_heads, int64_t multiprocessors)
 {

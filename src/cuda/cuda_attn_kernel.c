@@ -13,19 +13,23 @@ static bool is_better(const mst_cuda_kernel *kernel, const mst_cuda_kernel *than
 {
     if (kernel->major != than->major)
         return kernel->major > than->major;
+    if (kernel->stages == than->stages)
+        return kernel->described && !than->described;
     return few ? kernel->stages > than->stages : kernel->stages < than->stages;
 }
 
-/* Tall tiles by the copy engine are for rows that lie on 16 bytes. */
-static bool takes_tall(const mst_attn_shape *shape)
+/* What the copy engine reads are rows that lie on 16 bytes. */
+static bool may_describe(const mst_attn_shape *shape)
 {
     return shape->head_dim % 8 == 0;
 }
 
-/* The best kernel of those with the shape's head dim and dtype, and so many rows; wgmma: those of
- * the card's own kind among them. */
+/* Kernels to choose from. */
+typedef enum kinds { BY_MMA, BY_WGMMA, DESCRIBED } kinds; /* each and those before it */
+
+/* The best kernel of those with the shape's head dim and dtype, and so many rows. */
 static const mst_cuda_kernel *find(const mst_cuda *cuda, const mst_attn_shape *shape, int32_t rows,
-                                   bool few, bool wgmma)
+                                   bool few, kinds kinds)
 {
     int32_t head_dim =
         mst_cuda_attn_is_plain(shape) ? 0 : mst_cuda_attn_tile_head_dim(shape->head_dim);
@@ -34,9 +38,9 @@ static const mst_cuda_kernel *find(const mst_cuda *cuda, const mst_attn_shape *s
         const mst_cuda_kernel *kernel = mst_cuda_kernel_at(i);
         if (kernel->dtype != shape->dtype || kernel->head_dim != head_dim || kernel->rows != rows)
             continue;
-        if (kernel->major != 0 && (kernel->major != cuda->major || !wgmma))
+        if (kernel->major != 0 && (kernel->major != cuda->major || kinds == BY_MMA))
             continue;
-        if (kernel->described && !takes_tall(shape))
+        if (kernel->described && (kinds != DESCRIBED || !may_describe(shape)))
             continue;
         if (found == NULL || is_better(kernel, found, few))
             found = kernel;
@@ -47,7 +51,7 @@ static const mst_cuda_kernel *find(const mst_cuda *cuda, const mst_attn_shape *s
 const mst_cuda_kernel *mst_cuda_attn_find(const mst_cuda *cuda, const mst_attn_shape *shape,
                                           int32_t rows, bool few)
 {
-    return find(cuda, shape, rows, few, shape->wanted != MST_ATTN_FA2);
+    return find(cuda, shape, rows, few, shape->wanted == MST_ATTN_FA2 ? BY_MMA : DESCRIBED);
 }
 
 /* The kernel for Hopper that backend "fa3" asks for: of low tiles where there is one, or of tall
@@ -121,14 +125,15 @@ const mst_cuda_kernel *mst_cuda_attn_pick(const mst_cuda *cuda, const mst_attn_s
                                           shape->num_kv_heads, cuda->multiprocessors))
             wgmma = false;
     }
-    bool few = tiles->of_64 * shape->num_kv_heads <= (int64_t)2 * cuda->multiprocessors;
-    return find(cuda, shape, rows, few, wgmma);
+    bool few = mst_cuda_attn_is_few(tile_head_dim, tiles->of_64 * shape->num_kv_heads,
+                                    cuda->multiprocessors);
+    return find(cuda, shape, rows, few, wgmma ? DESCRIBED : BY_MMA);
 }
 
 const mst_cuda_kernel *mst_cuda_attn_undescribed(const mst_cuda *cuda, const mst_attn_shape *shape,
                                                  const mst_cuda_kernel *kernel)
 {
-    return kernel->described ? find(cuda, shape, kernel->rows, false, false) : NULL;
+    return kernel->described ? find(cuda, shape, kernel->rows, false, BY_WGMMA) : NULL;
 }
 
 const char *mst_cuda_attn_reason(const mstar_device *device, const mst_attn_shape *shape,
@@ -136,7 +141,7 @@ const char *mst_cuda_attn_reason(const mstar_device *device, const mst_attn_shap
 {
     const mst_cuda *cuda = mst_cuda_of(device);
     const char *symbol, *reason;
-    if (shape->wanted == MST_ATTN_ANY && kernel->described)
+    if (shape->wanted == MST_ATTN_ANY && kernel->described && kernel->rows > 64)
         return "wgmma in tall tiles, for a plan of many long segments; mma.sync where rows lie off "
                "16 bytes";
     if (shape->wanted == MST_ATTN_ANY && kernel->major == 0 &&

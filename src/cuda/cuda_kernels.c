@@ -38,20 +38,21 @@ enum {
      .shared_bytes = SHARED(HD, BN, MT, STAGES),                                 \
      .slot_floats = SLOT(HD, MT),                                                \
      .waits = true},
-#define GROUP_SHARED(HD, BN, STAGES) (64 * (HD)*2 + 2 * (STAGES) * (BN) * (HD)*2 + 128)
-#define GROUP_LINE(TYPE, DTYPE, HD, BN, STAGES)                            \
-    {.op = "attention",                                                    \
-     .symbol = "mst_attn_" #TYPE "_hd" #HD "_m1n" #BN "s" #STAGES "_sm90", \
-     .module = IMAGE_attn_group,                                           \
-     .dtype = DTYPE,                                                       \
-     .head_dim = HD,                                                       \
-     .block_keys = BN,                                                     \
-     .rows = 64,                                                           \
-     .stages = STAGES,                                                     \
-     .threads = 128,                                                       \
-     .shared_bytes = GROUP_SHARED(HD, BN, STAGES),                         \
-     .slot_floats = SLOT(HD, 1),                                           \
-     .major = 9,                                                           \
+#define GROUP_SHARED(HD, BN, STAGES) (64 * (HD)*2 + 2 * (STAGES) * (BN) * (HD)*2 + 192)
+#define GROUP_LINE(TYPE, DTYPE, HD, BN, STAGES, KIND, BULK)                        \
+    {.op = "attention",                                                            \
+     .symbol = "mst_attn_" #TYPE "_hd" #HD "_" #KIND "1n" #BN "s" #STAGES "_sm90", \
+     .module = IMAGE_attn_group,                                                   \
+     .dtype = DTYPE,                                                               \
+     .head_dim = HD,                                                               \
+     .block_keys = BN,                                                             \
+     .rows = 64,                                                                   \
+     .stages = STAGES,                                                             \
+     .threads = 128,                                                               \
+     .shared_bytes = GROUP_SHARED(HD, BN, STAGES),                                 \
+     .slot_floats = SLOT(HD, 1),                                                   \
+     .major = 9,                                                                   \
+     .described = BULK,                                                            \
      .waits = true},
 #define TALL_LINE(TYPE, DTYPE, HD, GROUPS, STAGES)                              \
     {.op = "attention",                                                         \
@@ -104,11 +105,15 @@ static const mst_cuda_kernel kernels[] = {
     ATTN_LINE(f16, MSTAR_DTYPE_F16, HD, BN, MT, STAGES)
 #include "cuda/cuda_attn.def"
 #undef MST_ATTN
-#define MST_ATTN_GROUP(HD, BN, STAGES, BLOCKS)         \
-    GROUP_LINE(bf16, MSTAR_DTYPE_BF16, HD, BN, STAGES) \
-    GROUP_LINE(f16, MSTAR_DTYPE_F16, HD, BN, STAGES)
+#define MST_ATTN_GROUP(HD, BN, STAGES, BLOCKS)                   \
+    GROUP_LINE(bf16, MSTAR_DTYPE_BF16, HD, BN, STAGES, m, false) \
+    GROUP_LINE(f16, MSTAR_DTYPE_F16, HD, BN, STAGES, m, false)
+#define MST_ATTN_BULK(HD, BN, STAGES, BLOCKS)                   \
+    GROUP_LINE(bf16, MSTAR_DTYPE_BF16, HD, BN, STAGES, c, true) \
+    GROUP_LINE(f16, MSTAR_DTYPE_F16, HD, BN, STAGES, c, true)
 #include "cuda/cuda_attn_group.def"
 #undef MST_ATTN_GROUP
+#undef MST_ATTN_BULK
 #define MST_ATTN_TALL(HD, GROUPS, STAGES)                 \
     TALL_LINE(bf16, MSTAR_DTYPE_BF16, HD, GROUPS, STAGES) \
     TALL_LINE(f16, MSTAR_DTYPE_F16, HD, GROUPS, STAGES)
@@ -290,7 +295,8 @@ mstar_status mst_cuda_query_kernel(const mstar_device *device, int32_t index,
                            ? "wgmma: what cuBLASLt cannot store in one launch"
                            : "not used: wgmma is sm_90's; a row kernel finishes cuBLASLt's result";
     else if (kernels[index].module == IMAGE_attn_group)
-        info->reason = "wgmma, sm_90";
+        info->reason =
+            kernels[index].described ? "wgmma and the copy engine, sm_90" : "wgmma, sm_90";
     else if (kernels[index].described)
         info->reason = "wgmma and the copy engine, sm_90: plans of many long segments";
     else

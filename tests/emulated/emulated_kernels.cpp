@@ -41,7 +41,14 @@ const struct {
      run_tile<mst::bf16, HD, BN, 1, STAGES, true>},              \
         {"mst_attn_f16_hd" #HD "_m1n" #BN "s" #STAGES "_sm90",   \
          run_tile<mst::f16, HD, BN, 1, STAGES, true>},
+/* The copy engine is not emulated: the same kernel with copies of its own has the same bits. */
+#define MST_ATTN_BULK(HD, BN, STAGES, BLOCKS)                    \
+    {"mst_attn_bf16_hd" #HD "_c1n" #BN "s" #STAGES "_sm90",      \
+     run_tile<mst::bf16, HD, BN, 1, STAGES, true>},              \
+        {"mst_attn_f16_hd" #HD "_c1n" #BN "s" #STAGES "_sm90",   \
+         run_tile<mst::f16, HD, BN, 1, STAGES, true>},
 #include "cuda/cuda_attn_group.def"
+#undef MST_ATTN_BULK
 #undef MST_ATTN_GROUP
 /* Tall tiles by way of the copy engine are not emulated: the portable kernel reads the same list, and
    has the same bits. */

@@ -450,8 +450,8 @@ static void picks_the_kernel_for_the_layout(void **state)
         int32_t heads, kv_heads, dim, length, times;
         const char *any, *hopper;
     } cases[] = {
-        {16, 16, 128, 1024, 8, "hd128_m2n64s2_sm80", "hd128_m1n64s1_sm90"},
-        {32, 32, 128, 64, 9, "hd128_m1n64s1_sm80", "hd128_m1n64s1_sm90"},
+        {16, 16, 128, 1024, 8, "hd128_m2n64s2_sm80", "hd128_c1n64s1_sm90"},
+        {32, 32, 128, 64, 9, "hd128_m1n64s1_sm80", "hd128_c1n64s1_sm90"},
         {32, 8, 128, 240, 1, "hd128_m1n64s2_sm80", "hd128_m1n64s2_sm90"},
         {16, 16, 72, 729, 8, "hd80_m2n64s2_sm80", "hd80_g2n64s4_sm90"},
         {16, 16, 76, 729, 8, "hd80_m2n64s2_sm80", "hd80_m2n64s2_sm80"},
@@ -462,6 +462,8 @@ static void picks_the_kernel_for_the_layout(void **state)
         {16, 16, 128, 32, 40, "hd128_m1n64s1_sm80", "hd128_m1n64s1_sm80"},
         {8, 1, 250, 2, 400, "hd256_m1n32s1_sm80", "hd256_m1n64s1_sm90"},
         {8, 1, 250, 50, 4, "hd256_m1n32s1_sm80", "hd256_m1n64s1_sm90"},
+        {8, 1, 256, 50, 16, "hd256_m1n32s1_sm80", "hd256_c1n64s1_sm90"},
+        {8, 1, 256, 50, 4, "hd256_m1n32s1_sm80", "hd256_c1n64s2_sm90"},
     };
     const int *major = &mst_cuda_of(gpu.device)->major;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)

@@ -41,6 +41,16 @@ static void tiles_by_the_layout(void **state)
     assert_int_equal(mst_cuda_attn_tile_rows(9, 96, 256, 128, 16, 132), 128);
 }
 
+/* Kernels of more stages are for layouts that leave multiprocessors idle. */
+static void few_tiles_by_the_head_dim(void **state)
+{
+    (void)state;
+    assert_true(mst_cuda_attn_is_few(128, 264, 132));
+    assert_false(mst_cuda_attn_is_few(128, 265, 132));
+    assert_true(mst_cuda_attn_is_few(256, 44, 132));
+    assert_false(mst_cuda_attn_is_few(256, 45, 132));
+}
+
 /* Memory for the partial results of a multiprocessor's blocks is counted in tiles of 64 rows. */
 static void blocks_by_their_memory(void **state)
 {
@@ -91,8 +101,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(splits_by_the_segment_alone), cmocka_unit_test(tiles_by_the_layout),
-        cmocka_unit_test(blocks_by_their_memory),      cmocka_unit_test(short_segments_share),
-        cmocka_unit_test(few_enough_kernels),
+        cmocka_unit_test(few_tiles_by_the_head_dim),   cmocka_unit_test(blocks_by_their_memory),
+        cmocka_unit_test(short_segments_share),        cmocka_unit_test(few_enough_kernels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,12 +7,13 @@
  * and writes the zeros).
  *
  * The list runs from the heaviest item to the lightest, so that threads that take the next free
- * item finish together. Under a mask the items of one segment are of many weights, and far apart in
- * such a list; where the backend names what its cache holds, the list runs so through as many
- * segments at a time, and then through the next. It is sorted while it is made: first the items of
- * each cost class are counted, then each item is put at its class's next place. That is stable,
- * linear, and needs no memory besides the list. Within a class, items stand segment by segment,
- * head group by head group, then by rows, so neighbours share their keys in cache.
+ * item finish together. Under a mask the items of one segment of the self wrapper are of many
+ * weights, and far apart in such a list; where the backend names what its cache holds, the list
+ * runs so through as many segments at a time, and then through the next. It is sorted while it is
+ * made: first the items of each cost class are counted, then each item is put at its class's next
+ * place. That is stable, linear, and needs no memory besides the list. Within a class, items stand
+ * segment by segment, head group by head group, then by rows, so neighbours share their keys in
+ * cache.
  *
  * Storage is one block. Its size comes from an arena in counting mode, and the same function then
  * cuts it. Eager mode lets it grow by doubling; graph mode takes all at create. Nothing of the plan
@@ -395,7 +396,7 @@ mstar_status mst_attn_plan_make(mst_attn_plan *plan, const mstar_device *device,
     bool one_side = config->kind == MST_ATTN_SELF;
     if (device->backend->attn_tile == NULL)
         p.fixed = worst_tile(device, &config->shape);
-    if (device->backend->attn_near_tokens != NULL)
+    if (one_side && device->backend->attn_near_tokens != NULL)
         p.near_tokens = device->backend->attn_near_tokens(device, &config->shape);
 
     /* counted without a walk over the items, so that a layout too large for memory is refused at

@@ -243,8 +243,8 @@ struct mst_backend {
        graph mode. NULL: {1, 1}. */
     mst_attn_tile (*attn_worst_tile)(const mstar_device *device, const mst_attn_shape *shape);
     /* Pure: so many tokens' keys and values, of all heads, stay in a cache of the device while they
-       are read again. Under a mask segments of that many are listed together, as far as none has
-       more alone. NULL: all are. */
+       are read again. Under a mask the self wrapper's segments of that many are listed together, as
+       far as none has more alone. NULL: all are. */
     int64_t (*attn_near_tokens)(const mstar_device *device, const mst_attn_shape *shape);
     /* Begins a named range of a profiler on this thread; NULL ends the last. NULL: has none. */
     void (*range)(const mstar_device *device, const char *name);

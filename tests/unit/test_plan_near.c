@@ -11,17 +11,17 @@
 
 #define MAX_SEGMENTS 24
 
-static const mst_attn_config config = {.kind = MST_ATTN_SELF,
-                                       .shape = {.num_qo_heads = 1,
-                                                 .num_kv_heads = 1,
-                                                 .head_dim = 8,
-                                                 .dtype = MSTAR_DTYPE_F32,
-                                                 .sm_scale = 1.0F,
-                                                 .window_left = -1,
-                                                 .window_right = -1},
-                                       .max_num_segments = -1,
-                                       .max_total_tokens = -1,
-                                       .max_total_kv_tokens = -1};
+static mst_attn_config config = {.kind = MST_ATTN_SELF,
+                                 .shape = {.num_qo_heads = 1,
+                                           .num_kv_heads = 1,
+                                           .head_dim = 8,
+                                           .dtype = MSTAR_DTYPE_F32,
+                                           .sm_scale = 1.0F,
+                                           .window_left = -1,
+                                           .window_right = -1},
+                                 .max_num_segments = -1,
+                                 .max_total_tokens = -1,
+                                 .max_total_kv_tokens = -1};
 
 static void check_order(fake_device *fake, const int32_t *offsets, bool causal,
                         const int32_t (*want)[2])
@@ -51,6 +51,21 @@ static void near_segments_come_together(void **state)
     fake.near_tokens = 16;
     check_order(&fake, offsets, true, masked);
     check_order(&fake, offsets, false, alike);
+}
+
+/* With keys of their own, the tiles of a segment weigh much the same, and all go by weight. */
+static void segments_with_prefixes_go_by_weight(void **state)
+{
+    static const int32_t offsets[] = {0, 8, 16, 40, 44};
+    static const int32_t masked[][2] = {{2, 20}, {2, 16}, {2, 12}, {2, 8}, {0, 4}, {1, 4},
+                                        {2, 4},  {0, 0},  {1, 0},  {2, 0}, {3, 0}};
+    fake_device fake;
+    (void)state;
+    fake_device_init(&fake);
+    fake.near_tokens = 16;
+    config.kind = MST_ATTN_PREFIXED;
+    check_order(&fake, offsets, true, masked);
+    config.kind = MST_ATTN_SELF;
 }
 
 /* What follows a segment of too many tokens is listed with it. */
@@ -99,6 +114,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(near_segments_come_together),
+        cmocka_unit_test(segments_with_prefixes_go_by_weight),
         cmocka_unit_test(a_large_segment_takes_the_rest),
         cmocka_unit_test(no_item_is_lost),
     };

@@ -65,9 +65,11 @@ typedef enum mst_cuda_row_op {
 
 /* A kernel on a device. */
 typedef struct mst_cuda_function {
-    void *handle;   /* NULL: not asked for yet */
-    int32_t blocks; /* that share a multiprocessor */
-    bool overlaps;  /* may begin before the kernel ahead of it in the stream has ended */
+    void *handle;        /* NULL: not asked for yet */
+    int32_t blocks;      /* that share a multiprocessor */
+    bool overlaps;       /* may begin before the kernel ahead of it in the stream has ended */
+    int32_t alone_bytes; /* shared memory of a block that has a multiprocessor to itself; 0: the
+                            kernel's own */
 } mst_cuda_function;
 
 /* ---- the objects ----------------------------------------------------------------------------- */
@@ -166,6 +168,7 @@ void mst_cuda_modules_unload(mst_cuda *cuda);
 typedef struct mst_cuda_grid {
     int64_t x, y;
     int32_t threads;
+    bool alone; /* a multiprocessor for each, where the function has alone_bytes */
 } mst_cuda_grid;
 /*
  * Launches a kernel that was loaded, args its one argument. Where the kernel waits itself it is

@@ -32,7 +32,7 @@ typedef struct mst_cuda_attn_image {
     int64_t max_items; /* that memory holds */
     unsigned char *memory;
     mst_cuda_stage *stage; /* between begin and end */
-    int64_t num_items;     /* graph mode: max_items, which the grid is made for */
+    int64_t num_items;     /* that the grid is made for; graph mode: the most that a plan has */
 } mst_cuda_attn_image;
 
 /* The image's memory: counters and arrivals belong to the kernels, the rest is uploaded. */
@@ -51,6 +51,13 @@ static int32_t blocks_limit(const mst_attn_shape *shape)
 static bool may_split(const mst_attn_shape *shape)
 {
     return mst_cuda_attn_least_split(shape) < INT32_MAX;
+}
+
+/* Whether some segment of at most so many keys is cut into parts. */
+static bool splits_any(const mst_attn_shape *shape, int64_t keys)
+{
+    return may_split(shape) && mst_cuda_attn_part_keys(mst_cuda_attn_tile_head_dim(shape->head_dim),
+                                                       1, shape->num_kv_heads, keys) > 0;
 }
 
 size_t mst_cuda_attn_scratch_bytes(const mstar_device *device, const mst_attn_shape *shape)
@@ -85,7 +92,8 @@ static mstar_status bound_items(const mst_attn_shape *shape, int64_t num_segment
 {
     int64_t group = mst_cuda_attn_group_of(shape);
     int64_t rows = mst_max_i64(ITEM_ROWS / group, 1);
-    int64_t tiles = mst_min_i64(num_segments, num_tokens) + num_tokens / rows;
+    int64_t segments = mst_min_i64(num_segments, num_tokens);
+    int64_t tiles = segments + (num_tokens - segments) / rows;
     *items = tiles * mst_ceil_div(rows * group, 64) + MAX_SLOTS;
     if (num_tokens * group > INT32_MAX || *items * shape->num_kv_heads > INT32_MAX)
         return mst_fail(MSTAR_NOT_SUPPORTED,
@@ -148,7 +156,7 @@ mstar_status mst_cuda_attn_image_create(mstar_device *device, const mst_attn_sha
     if (made->graph) {
         MST_TRY_GOTO(bound_items(shape, max_segments, max_tokens, &max_items), failed);
         MST_TRY_GOTO(fix_kernel(device, made, max_segments, max_tokens, max_kv_tokens), failed);
-        made->num_items = max_items;
+        made->num_items = max_items - (splits_any(shape, max_kv_tokens) ? 0 : MAX_SLOTS);
     }
     MST_TRY_GOTO(take_memory(device, made, max_items), failed);
     *image = made;
@@ -394,6 +402,7 @@ static mstar_status launch(mstar_stream *stream, const mst_attn_call *call)
         fit = image->undescribed_function.blocks;
     }
     mst_cuda_grid grid = {.x = grid_of(cuda, image, fit), .y = 1, .threads = kernel->threads};
+    grid.alone = grid.x <= cuda->multiprocessors;
     mstar_status status = mst_cuda_launch(cuda, kernel, grid, mst_cuda_handle(stream),
                                           kernel->described ? (void *)&args : &args.attn);
     mst_cuda_leave(cuda);

@@ -176,6 +176,16 @@ static mstar_status find_overlap(const mst_cuda *cuda, const mst_cuda_kernel *ke
     return MSTAR_OK;
 }
 
+/* Shared memory of a block that has a multiprocessor of compute capability 9.0 to itself: over half
+ * of 228 KB. */
+#define ALONE_BYTES (116 << 10)
+
+static int32_t alone_bytes_of(const mst_cuda *cuda, const mst_cuda_kernel *kernel)
+{
+    bool others_fit = kernel->shared_bytes > 0 && kernel->shared_bytes < ALONE_BYTES;
+    return cuda->major == 9 && kernel->waits && others_fit ? ALONE_BYTES : 0;
+}
+
 static mstar_status load_function(mst_cuda *cuda, const mst_cuda_kernel *kernel,
                                   mst_cuda_function *function)
 {
@@ -187,11 +197,12 @@ static mstar_status load_function(mst_cuda *cuda, const mst_cuda_kernel *kernel,
     void *handle = NULL;
     MST_TRY(mst_cuda_check(driver, driver->module_function(&handle, *module, kernel->symbol),
                            kernel->symbol));
+    const int32_t alone = alone_bytes_of(cuda, kernel);
     if (kernel->shared_bytes > 0) {
-        MST_TRY(mst_cuda_check(
-            driver,
-            driver->function_set(handle, MST_CUDA_FUNCTION_SHARED_BYTES, kernel->shared_bytes),
-            kernel->symbol));
+        MST_TRY(mst_cuda_check(driver,
+                               driver->function_set(handle, MST_CUDA_FUNCTION_SHARED_BYTES,
+                                                    alone > 0 ? alone : kernel->shared_bytes),
+                               kernel->symbol));
         MST_TRY(mst_cuda_check(
             driver, driver->function_set(handle, MST_CUDA_FUNCTION_CARVEOUT, 100), kernel->symbol));
     }
@@ -202,7 +213,7 @@ static mstar_status load_function(mst_cuda *cuda, const mst_cuda_kernel *kernel,
         driver,
         driver->function_occupancy(&blocks, handle, kernel->threads, (size_t)kernel->shared_bytes),
         kernel->symbol));
-    *function = (mst_cuda_function){handle, blocks < 1 ? 1 : blocks, overlaps};
+    *function = (mst_cuda_function){handle, blocks < 1 ? 1 : blocks, overlaps, alone};
     return MSTAR_OK;
 }
 
@@ -223,17 +234,19 @@ mstar_status mst_cuda_launch(const mst_cuda *cuda, const mst_cuda_kernel *kernel
                              mst_cuda_grid grid, void *stream, void *args)
 {
     const mst_cuda_function *function = &cuda->functions[kernel - kernels];
+    const bool alone = grid.alone && function->alone_bytes > 0;
     mst_cuda_launch_attribute overlap = {.id = MST_CUDA_LAUNCH_OVERLAP, .value.overlap = 1};
-    mst_cuda_launch_config config = {.grid_x = (uint32_t)grid.x,
-                                     .grid_y = (uint32_t)grid.y,
-                                     .grid_z = 1,
-                                     .block_x = (uint32_t)grid.threads,
-                                     .block_y = 1,
-                                     .block_z = 1,
-                                     .shared_bytes = (uint32_t)kernel->shared_bytes,
-                                     .stream = stream,
-                                     .attributes = &overlap,
-                                     .num_attributes = function->overlaps ? 1 : 0};
+    mst_cuda_launch_config config = {
+        .grid_x = (uint32_t)grid.x,
+        .grid_y = (uint32_t)grid.y,
+        .grid_z = 1,
+        .block_x = (uint32_t)grid.threads,
+        .block_y = 1,
+        .block_z = 1,
+        .shared_bytes = (uint32_t)(alone ? function->alone_bytes : kernel->shared_bytes),
+        .stream = stream,
+        .attributes = &overlap,
+        .num_attributes = function->overlaps ? 1 : 0};
     void *arguments[] = {args};
     return mst_cuda_check(cuda->driver,
                           cuda->driver->launch_with(&config, function->handle, arguments, NULL),

@@ -411,6 +411,7 @@ static int launch(const mst_cuda_launch_config *c, void *function, void **argume
         .kernel = function, .grid_x = c->grid_x, .grid_y = c->grid_y, .threads = c->block_x};
     memcpy(&launch.args, arguments[0], mock_args_bytes(launch.kernel));
     mock.grid = c->grid_x;
+    mock.shared_bytes = c->shared_bytes;
     mock.overlaps = c->num_attributes > 0;
     (void)snprintf(mock.kernel, sizeof mock.kernel, "%s", launch.kernel->symbol);
     mock_check_launch(c, launch.kernel);

@@ -37,7 +37,7 @@ typedef struct mock_cuda {
     /* runs the attention kernels' own source in place of double precision; NULL: not */
     const char *(*run_tile)(const char *symbol, const mst_cuda_attn_args *args, unsigned grid,
                             size_t shared_bytes, unsigned seed);
-    unsigned grid;               /* of the last launch */
+    unsigned grid, shared_bytes; /* of the last launch */
     bool overlaps;               /* the last launch did not wait for the one before */
     char kernel[64];             /* of the last launch */
     char fault[128];             /* what a launch found wrong; "" nothing */

@@ -29,7 +29,8 @@ static bool is_right_size(const mst_cuda_launch_config *c, const mst_cuda_kernel
     return c->grid_x >= 1 && c->grid_x <= INT32_MAX && c->grid_y >= 1 &&
            c->grid_y <= (attention ? 1 : 65535) && c->grid_z == 1 &&
            (!attention || c->block_x == (unsigned)kernel->threads) && c->block_y == 1 &&
-           c->block_z == 1 && (int32_t)c->shared_bytes == kernel->shared_bytes;
+           c->block_z == 1 && (int32_t)c->shared_bytes >= kernel->shared_bytes &&
+           c->shared_bytes <= 227 << 10;
 }
 
 static bool are_right_attributes(const mst_cuda_launch_config *c, const mst_cuda_kernel *kernel)

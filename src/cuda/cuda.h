@@ -249,7 +249,8 @@ const char *mst_cuda_attn_reason(const mstar_device *device, const mst_attn_shap
 struct mst_cuda_attn_item;
 /* Keys that no segment of the shape with fewer is split at; INT32_MAX where none is split. */
 int32_t mst_cuda_attn_least_split(const mst_attn_shape *shape);
-/* The items of a plan for a kernel, at most max_slots of them parts of one; how many there are. */
+/* The items of a plan for a kernel, at most max_slots of them parts of one; how many there are.
+ * items has room for one more. */
 int64_t mst_cuda_attn_write_list(const mst_cuda *cuda, const mst_attn_shape *shape,
                                  const mst_cuda_kernel *kernel, const mst_attn_call *plan,
                                  int64_t max_slots, struct mst_cuda_attn_item *items);

@@ -155,6 +155,64 @@ static void write_item(list_writer *w, const mst_attn_item *from)
     }
 }
 
+/* What the tiles of an item have in common. */
+typedef struct item_keys {
+    int32_t q_first, kv_first, lq, lk, begin, end;
+} item_keys;
+
+/* Written where it stays, as above. */
+static inline void write_tile(mst_cuda_attn_item *to, item_keys keys, int32_t row, int32_t row_end)
+{
+    *to = (mst_cuda_attn_item){.q_first = keys.q_first,
+                               .kv_first = keys.kv_first,
+                               .lq = keys.lq,
+                               .lk = keys.lk,
+                               .row_begin = row,
+                               .row_end = row_end,
+                               .key_begin = keys.begin,
+                               .key_end = keys.end,
+                               .split = 0,
+                               .num_splits = 1,
+                               .slot = -1,
+                               .part_keys = INT32_MAX};
+}
+
+/* An item of a segment that may be split; where the next one goes. */
+static __attribute__((noinline)) mst_cuda_attn_item *
+write_split(list_writer *w, const mst_attn_item *from, mst_cuda_attn_item *to)
+{
+    w->num_items = to - w->items;
+    write_item(w, from);
+    return w->items + w->num_items;
+}
+
+/* The list where tiles are not shared, see the keys of the item that they are cut from, and are
+ * one or two of an item: the second is written either way, and counted where there is one, since a
+ * branch would go either way. */
+static void write_unshared(list_writer *w)
+{
+    const mst_attn_call *plan = w->plan;
+    const int32_t group = w->group, rows = w->rows, least_split = w->least_split;
+    mst_cuda_attn_item *to = w->items;
+    for (int64_t i = 0; i < plan->num_items; i++) {
+        const mst_attn_item *from = &plan->items[i];
+        const int32_t *q = plan->q_offsets + from->segment;
+        const int32_t *kv = plan->kv_offsets + from->segment;
+        const item_keys keys = {q[0],          kv[0],          q[1] - q[0],
+                                kv[1] - kv[0], from->kv_begin, from->kv_end};
+        const int32_t row = from->q_begin * group, end = row + from->q_rows * group;
+        const int32_t middle = end - row > rows ? row + rows : end;
+        if (keys.lk >= least_split) {
+            to = write_split(w, from, to);
+            continue;
+        }
+        write_tile(&to[0], keys, row, middle);
+        write_tile(&to[1], keys, middle, end);
+        to += 1 + (middle < end);
+    }
+    w->num_items = to - w->items;
+}
+
 int64_t mst_cuda_attn_write_list(const mst_cuda *cuda, const mst_attn_shape *shape,
                                  const mst_cuda_kernel *kernel, const mst_attn_call *plan,
                                  int64_t max_slots, mst_cuda_attn_item *items)
@@ -171,8 +229,11 @@ int64_t mst_cuda_attn_write_list(const mst_cuda *cuda, const mst_attn_shape *sha
                                mst_cuda_attn_shares(kernel->rows, plan->num_items,
                                                     shape->num_kv_heads, cuda->multiprocessors),
                      .block_keys = kernel->block_keys};
-    for (int64_t i = 0; i < plan->num_items; i++)
-        write_item(&w, &plan->items[i]);
+    if (!w.shares && !plan->causal && w.group <= 2 * w.rows)
+        write_unshared(&w);
+    else
+        for (int64_t i = 0; i < plan->num_items; i++)
+            write_item(&w, &plan->items[i]);
     return w.num_items;
 }
 

@@ -13,7 +13,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 device=${DEVICE:-cuda:0}
-at_once=${GPU_JOBS:-8}
+at_once=$((${GPU_JOBS:-8} > 0 ? ${GPU_JOBS:-8} : 1))
 parts=" ${PARTS:-tests tools benches} "
 tool_part=${TOOL_PART:-20}
 tool_seconds=${TOOL_SECONDS:-300}

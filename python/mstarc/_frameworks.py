@@ -283,13 +283,15 @@ def _look_at_cupy(array: Any) -> tuple[Any, ...] | None:
 def _look_of_torch(kind: type) -> Any:
     """For torch's tensors, parameters included: the capsule that their `__dlpack__` makes in the end."""
     torch = sys.modules.get("torch")
-    base = getattr(torch, "Tensor", None)
-    if torch is None or base is None or not issubclass(kind, base):
+    base, private = getattr(torch, "Tensor", None), getattr(torch, "_C", None)
+    if torch is None or not isinstance(base, type) or not issubclass(kind, base):
         return None
-    plain = kind is base or kind.__torch_function__ is torch._C._disabled_torch_function_impl
-    if not plain or kind.__dlpack__ is not base.__dlpack__:
+    make, off = (getattr(private, name, None)
+                 for name in ("_to_dlpack", "_disabled_torch_function_impl"))
+    plain = kind is base or (off is not None and kind.__torch_function__ is off)
+    if make is None or not plain or kind.__dlpack__ is not base.__dlpack__:
         return None
-    make, strided = torch._C._to_dlpack, torch.strided
+    strided = torch.strided
 
     def look(tensor: Any) -> Any:
         if tensor.requires_grad or tensor.is_conj() or tensor.layout is not strided \
@@ -302,15 +304,14 @@ def _look_of_torch(kind: type) -> Any:
 
 def torch_makers() -> tuple[Any, ...]:
     """torch's functions of (shape, strides, dtype) that make memory on the CPU and on the GPU in use, what
-    tells that one's number where there are several, each None where there is none, and torch's float32,
-    bfloat16 and float16."""
+    tells that one's number, each None where there is none, and torch's float32, bfloat16 and float16."""
     torch = sys.modules["torch"]
-    makers = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-    current = getattr(torch._C, "_cuda_getDevice", None)
+    private = getattr(torch, "_C", None)
+    makers = getattr(getattr(private, "_dynamo", None), "guards", None)
+    current = getattr(private, "_cuda_getDevice", None)
     on_gpu = None if current is None else getattr(makers, "_empty_strided_cuda", None)
     return (getattr(makers, "_empty_strided_cpu", None), on_gpu,
-            current if torch.cuda.device_count() > 1 else None,
-            torch.float32, torch.bfloat16, torch.float16)
+            current, torch.float32, torch.bfloat16, torch.float16)
 
 
 def cast(array: Any, name: str) -> Any:

@@ -45,7 +45,7 @@ typedef enum mstc_framework { MSTC_OTHER, MSTC_NUMPY, MSTC_TORCH, MSTC_CUPY } ms
 typedef struct mstc_kind {
     PyTypeObject *type;            /* kept */
     mstc_framework framework;      /* MSTC_OTHER for subclasses too */
-    int habits;                    /* as mstarc._frameworks.habits has them */
+    int habits;                    /* as mstarc._frameworks._habits has them */
     const mstc_dl_exchange *table; /* of C functions; NULL: there is none, or it is too new */
     PyObject *look;                /* sooner than __dlpack__; NULL: there is no such function */
 } mstc_kind;

@@ -1,4 +1,6 @@
-/* py_kind.c - what is known of a class of arrays: asked once, since asking costs more than a call.
+/*
+ * py_kind.c - what is known of a class of arrays: asked once, since asking costs more than a call.
+ * The last MSTC_MAX_KINDS classes are kept, and kept alive.
  */
 #include "py_core.h"
 
@@ -59,8 +61,11 @@ static int ask_torch(mstc_state *state)
         return -1;
     PyObject **const fields[] = {&torch->empty_cpu, &torch->empty_cuda, &torch->current_device,
                                  &torch->float32,   &torch->bfloat16,   &torch->float16};
-    for (Py_ssize_t i = 0; i < (Py_ssize_t)(sizeof fields / sizeof fields[0]); i++)
+    for (Py_ssize_t i = 0; i < (Py_ssize_t)(sizeof fields / sizeof fields[0]); i++) {
+        PyObject *former = *fields[i]; /* another thread's, or of an attempt that failed */
         *fields[i] = item(makers, i);
+        Py_XDECREF(former);
+    }
     Py_DECREF(makers);
     return PyErr_Occurred() == NULL ? 0 : -1;
 }

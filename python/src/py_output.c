@@ -67,8 +67,6 @@ static PyObject *make_of_numpy(mstc_state *state, mstar_dtype dtype, PyObject *s
 /* Whether what torch makes on "cuda" now lies where the view does; -1 with an exception. */
 static int is_current(const mstc_torch *torch, const mstc_view *like)
 {
-    if (torch->current_device == NULL)
-        return 1;
     PyObject *number = PyObject_CallNoArgs(torch->current_device);
     const long index = number == NULL ? -1 : PyLong_AsLong(number);
     Py_XDECREF(number);

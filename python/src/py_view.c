@@ -239,7 +239,8 @@ static int ask_device(mstc_state *state, PyObject *object, int *type, int *index
     return -1;
 }
 
-/* What a framework does with memory that it has handed out, as mstarc._frameworks.habits has it. */
+/* What a framework does with memory that it has handed out, as mstarc._frameworks._habits has it.
+ */
 enum { FREES_AT_ONCE = 1, NEVER_CHANGES = 2 };
 /* Streams that are no addresses, as DLPack counts. */
 enum { NO_ORDER = -1, DEFAULT_STREAM = 1 };

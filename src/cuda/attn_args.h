@@ -85,8 +85,9 @@ typedef struct mst_cuda_attn_args {
     int32_t out_vector;                /* rows of out may be written 16 bytes at a time */
 } mst_cuda_attn_args;
 
-/* What the kernels for Hopper read: k and v for the copy engine too, unless attn.elements: elements
- * of a head, kv heads, rows; boxes of 64 elements of one head of 64 rows. */
+/* What the kernels for Hopper read: k and v for the copy engine too, whose elements are never read
+ * one by one then: elements of a head, kv heads, rows; boxes of 64 elements of one head of 64 rows.
+ */
 typedef struct mst_cuda_hopper_args {
     mst_cuda_tensor_map k, v;
     mst_cuda_attn_args attn;

@@ -2,8 +2,8 @@
  * attn_hopper.cuh - ragged attention on Hopper cards: wgmma, the copy engine.
  *
  * What attn_tile.cuh computes, to the bit: blocks of 64 keys, 16 keys of a product at a time, the
- * same softmax; wgmma rounds its sums as mma.sync does. A block of threads takes a tile of 128 or
- * 192 rows. Each group of four warps has 64 of them: their scores, weights and sums lie in
+ * same softmax; wgmma rounds its sums as mma.sync does. A block of threads takes a tile of 64
+ * rows for each of its groups. Each group of four warps has 64 of them: their scores, weights and sums lie in
  * registers as those of mma.sync do, so the arithmetic between the products is attn_tile.cuh's own.
  * One more group fetches: a lane gives out the work and has the copy engine bring blocks of k and v
  * into a ring in shared memory; three warps bring the rows of q, those of the next tile while this
@@ -15,8 +15,8 @@
  * A block of keys may run past its segment: such scores are masked, and such rows of v are zeroed
  * in shared memory before they are multiplied. What is seldom takes a slow way, the 16 rows of a
  * warp straight from memory by mma.sync, with the bits of the portable kernel's slow pass: a
- * non-finite v under a mask, scores too large for the cheap formula, and q, k or v that do not lie
- * on 16 bytes.
+ * non-finite v under a mask, and scores too large for the cheap formula. q, k and v lie on 16 bytes:
+ * where they do not, the host launches another kernel.
  */
 #ifndef MST_CUDA_ATTN_HOPPER_CUH
 #define MST_CUDA_ATTN_HOPPER_CUH

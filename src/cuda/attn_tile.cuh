@@ -14,7 +14,8 @@
  * Floating point outside the matrix instructions is written with explicit rounding, and the file is
  * compiled without contraction, so that every instance computes the same bits.
  *
- * Nothing outside a segment is ever read: rows past its end are filled with zeros on the way in.
+ * Nothing outside a segment is ever read: rows past its end are filled with zeros on the way in, or
+ * masked and zeroed where they came along (BULK, below).
  * Masking is by selection. In a block where some row does not see some key, a weight of 0 would
  * turn a non-finite v into NaN; such v are found, taken out of the product, and added where they
  * are seen.
@@ -1136,7 +1137,7 @@ struct tile {
     }
 
     /* The last v is there. */
-    __device__ __forceinline__ void end_ahead(unsigned last) const
+    __device__ __forceinline__ void end_ahead([[maybe_unused]] unsigned last) const
     {
 #if defined(MST_BULK)
         if constexpr (BULK) {

@@ -227,6 +227,9 @@ bool mst_cuda_attn_is_plain(const mst_attn_shape *shape);
  */
 const mst_cuda_kernel *mst_cuda_attn_find(const mst_cuda *cuda, const mst_attn_shape *shape,
                                           int32_t rows, bool few);
+/* Loads all that plans of the shape may have, which then cannot fail for it. The context is
+ * current. */
+mstar_status mst_cuda_attn_load(mst_cuda *cuda, const mst_attn_shape *shape);
 /* Row tiles of a layout: of 64 rows, of 128, and of 64 where short segments share them. */
 typedef struct mst_cuda_attn_tiles {
     int64_t of_64, of_128, shared;

@@ -142,6 +142,16 @@ static mstar_status fix_kernel(mstar_device *device, mst_cuda_attn_image *image,
     return status;
 }
 
+/* Eager mode's kernels, one of which each plan picks. */
+static mstar_status load_kernels(mstar_device *device, const mst_attn_shape *shape)
+{
+    mst_cuda *cuda = mst_cuda_of(device);
+    MST_TRY(mst_cuda_enter(cuda));
+    mstar_status status = mst_cuda_attn_load(cuda, shape);
+    mst_cuda_leave(cuda);
+    return status;
+}
+
 mstar_status mst_cuda_attn_image_create(mstar_device *device, const mst_attn_shape *shape,
                                         int64_t max_segments, int64_t max_tokens,
                                         int64_t max_kv_tokens, void **image)
@@ -157,6 +167,8 @@ mstar_status mst_cuda_attn_image_create(mstar_device *device, const mst_attn_sha
         MST_TRY_GOTO(bound_items(shape, max_segments, max_tokens, &max_items), failed);
         MST_TRY_GOTO(fix_kernel(device, made, max_segments, max_tokens, max_kv_tokens), failed);
         made->num_items = max_items - (splits_any(shape, max_kv_tokens) ? 0 : MAX_SLOTS);
+    } else {
+        MST_TRY_GOTO(load_kernels(device, shape), failed);
     }
     MST_TRY_GOTO(take_memory(device, made, max_items), failed);
     *image = made;
@@ -385,6 +397,22 @@ static unsigned grid_of(const mst_cuda *cuda, const mst_cuda_attn_image *image, 
     return (unsigned)mst_max_i64(1, mst_min_i64(work, blocks * cuda->multiprocessors));
 }
 
+/* A plan of eager mode brings another kernel and another grid than a graph would have kept. Our own
+ * captures are refused before. */
+static mstar_status refuse_capture(const mst_cuda *cuda, const mst_cuda_attn_image *image,
+                                   void *handle)
+{
+    int capturing = 0;
+    if (image->graph)
+        return MSTAR_OK;
+    MST_TRY(mst_cuda_check(cuda->driver, cuda->driver->stream_capturing(handle, &capturing),
+                           "asking whether the stream captures"));
+    return !capturing ? MSTAR_OK
+                      : mst_fail(MSTAR_OUT_OF_ORDER,
+                                 "run of an eager-mode wrapper, whose plan moves, was called while "
+                                 "its stream captures; graph mode is for that");
+}
+
 static mstar_status launch(mstar_stream *stream, const mst_attn_call *call)
 {
     const mst_cuda *cuda = mst_cuda_of(stream->device);
@@ -403,8 +431,10 @@ static mstar_status launch(mstar_stream *stream, const mst_attn_call *call)
     }
     mst_cuda_grid grid = {.x = grid_of(cuda, image, fit), .y = 1, .threads = kernel->threads};
     grid.alone = grid.x <= cuda->multiprocessors;
-    mstar_status status = mst_cuda_launch(cuda, kernel, grid, mst_cuda_handle(stream),
-                                          kernel->described ? (void *)&args : &args.attn);
+    mstar_status status = refuse_capture(cuda, image, mst_cuda_handle(stream));
+    if (status == MSTAR_OK)
+        status = mst_cuda_launch(cuda, kernel, grid, mst_cuda_handle(stream),
+                                 kernel->described ? (void *)&args : &args.attn);
     mst_cuda_leave(cuda);
     return status;
 }

@@ -1,6 +1,8 @@
 /*
  * cuda_attn_kernel.c - which attention kernel serves a shape on a card, and why.
  */
+#include <string.h>
+
 #include "cuda/cuda.h"
 
 bool mst_cuda_attn_is_plain(const mst_attn_shape *shape)
@@ -27,31 +29,52 @@ static bool may_describe(const mst_attn_shape *shape)
 /* Kernels to choose from. */
 typedef enum kinds { BY_MMA, BY_WGMMA, DESCRIBED } kinds; /* each and those before it */
 
-/* The best kernel of those with the shape's head dim and dtype, and so many rows. */
-static const mst_cuda_kernel *find(const mst_cuda *cuda, const mst_attn_shape *shape, int32_t rows,
-                                   bool few, kinds kinds)
+/* Whether a kernel is for attention of the shape's head dim and dtype on the card, and of those. */
+static bool serves(const mst_cuda_kernel *kernel, const mst_cuda *cuda, const mst_attn_shape *shape,
+                   kinds of)
 {
     int32_t head_dim =
         mst_cuda_attn_is_plain(shape) ? 0 : mst_cuda_attn_tile_head_dim(shape->head_dim);
+    if (strcmp(kernel->op, "attention") != 0 || kernel->dtype != shape->dtype ||
+        kernel->head_dim != head_dim)
+        return false;
+    if (kernel->major != 0 && (kernel->major != cuda->major || of == BY_MMA))
+        return false;
+    return !kernel->described || (of == DESCRIBED && may_describe(shape));
+}
+
+static kinds kinds_of(const mst_attn_shape *shape)
+{
+    return shape->wanted == MST_ATTN_FA2 ? BY_MMA : DESCRIBED;
+}
+
+/* The best kernel of those that have so many rows. */
+static const mst_cuda_kernel *find(const mst_cuda *cuda, const mst_attn_shape *shape, int32_t rows,
+                                   bool few, kinds of)
+{
     const mst_cuda_kernel *found = NULL;
     for (int32_t i = 0; i < mst_cuda_num_kernels(); i++) {
         const mst_cuda_kernel *kernel = mst_cuda_kernel_at(i);
-        if (kernel->dtype != shape->dtype || kernel->head_dim != head_dim || kernel->rows != rows)
-            continue;
-        if (kernel->major != 0 && (kernel->major != cuda->major || kinds == BY_MMA))
-            continue;
-        if (kernel->described && (kinds != DESCRIBED || !may_describe(shape)))
-            continue;
-        if (found == NULL || is_better(kernel, found, few))
+        if (kernel->rows == rows && serves(kernel, cuda, shape, of) &&
+            (found == NULL || is_better(kernel, found, few)))
             found = kernel;
     }
     return found;
 }
 
+mstar_status mst_cuda_attn_load(mst_cuda *cuda, const mst_attn_shape *shape)
+{
+    mst_cuda_function unused;
+    for (int32_t i = 0; i < mst_cuda_num_kernels(); i++)
+        if (serves(mst_cuda_kernel_at(i), cuda, shape, kinds_of(shape)))
+            MST_TRY(mst_cuda_function_get(cuda, mst_cuda_kernel_at(i), &unused));
+    return MSTAR_OK;
+}
+
 const mst_cuda_kernel *mst_cuda_attn_find(const mst_cuda *cuda, const mst_attn_shape *shape,
                                           int32_t rows, bool few)
 {
-    return find(cuda, shape, rows, few, shape->wanted == MST_ATTN_FA2 ? BY_MMA : DESCRIBED);
+    return find(cuda, shape, rows, few, kinds_of(shape));
 }
 
 /* The kernel for Hopper that backend "fa3" asks for: of low tiles where there is one, or of tall
@@ -78,8 +101,13 @@ static void find_wanted(const mst_cuda *cuda, const mst_attn_shape *shape, const
     if (shape->dtype == MSTAR_DTYPE_F32)
         *reason = "tensor cores take bf16 and f16, and desc.q_data_type is f32";
     else if (kernel != NULL)
-        *reason = kernel->major == 9 ? "wgmma: asked for by backend \"fa3\""
-                                     : "mma.sync: asked for by backend \"fa2\"";
+        *reason = kernel->major != 9   ? "mma.sync: asked for by backend \"fa2\""
+                  : !kernel->described ? "wgmma: asked for by backend \"fa3\""
+                  : kernel->rows > 64
+                      ? "wgmma: asked for by backend \"fa3\"; mma.sync where rows lie "
+                        "off 16 bytes"
+                      : "wgmma: asked for by backend \"fa3\"; without the copy engine "
+                        "where rows lie off 16 bytes";
     else if (cuda->major != 9)
         *reason = "wgmma is of cards of compute capability 9.0, and this one is another";
     else
@@ -102,8 +130,13 @@ void mst_cuda_attn_kernel(const mstar_device *device, const mst_attn_shape *shap
     else if (shape->dtype == MSTAR_DTYPE_F32)
         *reason = "f32 has no tensor-core kernel";
     else if (kernel->major == 9)
-        *reason = "wgmma, which cards of compute capability 9.0 have; plans of short segments take "
-                  "mma.sync up to head dim 128";
+        *reason =
+            kernel->head_dim > 128
+                ? "wgmma, which cards of compute capability 9.0 have; without the copy engine "
+                  "where rows lie off 16 bytes"
+                : "wgmma, which cards of compute capability 9.0 have, at head dim 128 without the "
+                  "copy engine where rows lie off 16 bytes; plans of short segments take "
+                  "mma.sync";
     else if (cuda->major == 9)
         *reason = "mma.sync; at head dims 72, 80, 88 and 96 plans of many long segments take wgmma "
                   "in tall tiles";
@@ -142,11 +175,12 @@ const char *mst_cuda_attn_reason(const mstar_device *device, const mst_attn_shap
     const mst_cuda *cuda = mst_cuda_of(device);
     const char *symbol, *reason;
     if (shape->wanted == MST_ATTN_ANY && kernel->described && kernel->rows > 64)
-        return "wgmma in tall tiles, for a plan of many long segments; mma.sync where rows lie off "
-               "16 bytes";
+        return "wgmma in tall tiles, for a plan (a graph's ceilings) of many long segments; "
+               "mma.sync "
+               "where rows lie off 16 bytes";
     if (shape->wanted == MST_ATTN_ANY && kernel->major == 0 &&
         mst_cuda_attn_find(cuda, shape, 64, false)->major == 9)
-        return "mma.sync, for a plan of short segments, which share its tiles";
+        return "mma.sync, for a plan (a graph's ceilings) of short segments, which share its tiles";
     mst_cuda_attn_kernel(device, shape, &symbol, &reason);
     return reason;
 }

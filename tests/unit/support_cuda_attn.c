@@ -48,6 +48,12 @@ int cuda_attn_tear_down(void **state)
     return 0;
 }
 
+void cuda_attn_be_a_card_of(int major)
+{
+    if (gpu.card == NULL)
+        mst_cuda_of(gpu.device)->major = major;
+}
+
 static void mirror_make(const attn_block *block, cuda_attn_mirror *made)
 {
     size_t offset = block->tensor.data != NULL

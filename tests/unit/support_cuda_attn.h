@@ -44,6 +44,8 @@ typedef struct cuda_attn_mirrors {
     cuda_attn_mirror q, k, v, out, lse;
 } cuda_attn_mirrors;
 
+/* Off a card: one of this compute capability, which other kernels are for. */
+void cuda_attn_be_a_card_of(int major);
 void cuda_attn_mirror_fetch(const cuda_attn_mirror *from, attn_block *block);
 void cuda_attn_mirrors_make(const attn_data *data, cuda_attn_mirrors *made);
 void cuda_attn_mirrors_free(cuda_attn_mirrors *made);

@@ -230,9 +230,11 @@ const mst_cuda_kernel *mst_cuda_attn_find(const mst_cuda *cuda, const mst_attn_s
 /* Loads all that plans of the shape may have, which then cannot fail for it. The context is
  * current. */
 mstar_status mst_cuda_attn_load(mst_cuda *cuda, const mst_attn_shape *shape);
-/* Row tiles of a layout: of 64 rows, of 128, and of 64 where short segments share them. */
+/* Row tiles of a layout: of 64 rows, of 128, and of 64 where short segments share them; keys of its
+ * longest segment, 0 in a causal plan. */
 typedef struct mst_cuda_attn_tiles {
     int64_t of_64, of_128, shared;
+    int64_t whole_keys;
 } mst_cuda_attn_tiles;
 /* The same for a layout that has so many tiles. */
 const mst_cuda_kernel *mst_cuda_attn_pick(const mst_cuda *cuda, const mst_attn_shape *shape,
@@ -277,6 +279,12 @@ int64_t mst_cuda_attn_part_keys(int32_t tile_head_dim, int64_t rows, int64_t num
  * come.
  */
 bool mst_cuda_attn_is_few(int32_t tile_head_dim, int64_t tiles, int64_t multiprocessors);
+/*
+ * Whether the copy engine is the faster way for low tiles to bring keys and values: not where those
+ * of one segment, of so many keys that every row sees, are more than twice the second-level cache.
+ * key_bytes: of a key and its value, all heads.
+ */
+bool mst_cuda_attn_is_fetched(int64_t whole_keys, int64_t key_bytes, int64_t l2_bytes);
 /*
  * Rows of a tile for a layout: 64, or 128 where the head dim has such a kernel, it is the fastest
  * of cards of this compute capability, little of it would be empty and the card would still be

@@ -36,6 +36,11 @@ bool mst_cuda_attn_is_few(int32_t tile_head_dim, int64_t tiles, int64_t multipro
     return tile_head_dim > 128 ? tiles * 3 <= multiprocessors : tiles <= 2 * multiprocessors;
 }
 
+bool mst_cuda_attn_is_fetched(int64_t whole_keys, int64_t key_bytes, int64_t l2_bytes)
+{
+    return whole_keys * key_bytes <= 2 * l2_bytes;
+}
+
 int32_t mst_cuda_attn_tile_rows(int32_t major, int32_t tile_head_dim, int64_t tiles_of_64,
                                 int64_t tiles_of_128, int64_t num_kv_heads, int64_t multiprocessors)
 {

@@ -160,7 +160,12 @@ const mst_cuda_kernel *mst_cuda_attn_pick(const mst_cuda *cuda, const mst_attn_s
     }
     bool few = mst_cuda_attn_is_few(tile_head_dim, tiles->of_64 * shape->num_kv_heads,
                                     cuda->multiprocessors);
-    return find(cuda, shape, rows, few, wgmma ? DESCRIBED : BY_MMA);
+    const int64_t key_bytes = (int64_t)4 * shape->num_kv_heads * shape->head_dim;
+    kinds of = !wgmma ? BY_MMA
+               : rows > 64 || mst_cuda_attn_is_fetched(tiles->whole_keys, key_bytes, cuda->l2_bytes)
+                   ? DESCRIBED
+                   : BY_WGMMA;
+    return find(cuda, shape, rows, few, of);
 }
 
 const mst_cuda_kernel *mst_cuda_attn_undescribed(const mst_cuda *cuda, const mst_attn_shape *shape,
@@ -181,6 +186,10 @@ const char *mst_cuda_attn_reason(const mstar_device *device, const mst_attn_shap
     if (shape->wanted == MST_ATTN_ANY && kernel->major == 0 &&
         mst_cuda_attn_find(cuda, shape, 64, false)->major == 9)
         return "mma.sync, for a plan (a graph's ceilings) of short segments, which share its tiles";
+    if (shape->wanted == MST_ATTN_ANY && kernel->major == 9 && !kernel->described &&
+        may_describe(shape) && kernel->stages == 1)
+        return "wgmma, which cards of compute capability 9.0 have; without the copy engine, for a "
+               "plan (a graph's ceilings) of segments beyond the second-level cache";
     mst_cuda_attn_kernel(device, shape, &symbol, &reason);
     return reason;
 }

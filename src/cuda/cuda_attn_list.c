@@ -267,12 +267,14 @@ void mst_cuda_attn_tiles_of(const mst_attn_shape *shape, const mst_attn_call *pl
 {
     const int64_t group = mst_cuda_attn_group_of(shape);
     open_tile open = {0, 0, 0};
-    *tiles = (mst_cuda_attn_tiles){0, 0, 0};
+    *tiles = (mst_cuda_attn_tiles){0, 0, 0, 0};
     for (int64_t i = 0; i < plan->num_items; i++) {
         const mst_attn_item *item = &plan->items[i];
         const int32_t *q = plan->q_offsets + item->segment;
         const int32_t *kv = plan->kv_offsets + item->segment;
         int64_t rows = item->q_rows * group;
+        if (!plan->causal)
+            tiles->whole_keys = mst_max_i64(tiles->whole_keys, kv[1] - kv[0]);
         tiles->of_64 += mst_ceil_div(rows, 64);
         tiles->of_128 += mst_ceil_div(rows, 128);
         tiles->shared += item->q_rows == q[1] - q[0] ? add_shared(&open, rows, kv[1] - kv[0])
@@ -290,6 +292,7 @@ void mst_cuda_attn_tiles_of_even(const mst_attn_shape *shape, int64_t segments, 
     (void)add_shared(&open, rows, keys);
     while (sharers < segments && add_shared(&open, rows, keys) == 0)
         sharers++;
+    tiles->whole_keys = keys;
     tiles->of_64 = mst_ceil_div(rows, 64) * segments;
     tiles->of_128 = mst_ceil_div(rows, 128) * segments;
     tiles->shared = sharers > 1 ? mst_ceil_div(segments, sharers) : tiles->of_64;

@@ -51,6 +51,16 @@ static void few_tiles_by_the_head_dim(void **state)
     assert_false(mst_cuda_attn_is_few(256, 45, 132));
 }
 
+/* A card with 50 MB of second-level cache, 16 heads of 128. */
+static void long_segments_are_copied(void **state)
+{
+    (void)state;
+    assert_true(mst_cuda_attn_is_fetched(8192, 4 * 16 * 128, 50 << 20));
+    assert_true(mst_cuda_attn_is_fetched(12800, 4 * 16 * 128, 50 << 20));
+    assert_false(mst_cuda_attn_is_fetched(12801, 4 * 16 * 128, 50 << 20));
+    assert_true(mst_cuda_attn_is_fetched(0, 4 * 16 * 128, 50 << 20)); /* causal */
+}
+
 /* Memory for the partial results of a multiprocessor's blocks is counted in tiles of 64 rows. */
 static void blocks_by_their_memory(void **state)
 {
@@ -102,7 +112,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(splits_by_the_segment_alone), cmocka_unit_test(tiles_by_the_layout),
         cmocka_unit_test(few_tiles_by_the_head_dim),   cmocka_unit_test(blocks_by_their_memory),
-        cmocka_unit_test(short_segments_share),        cmocka_unit_test(few_enough_kernels),
+        cmocka_unit_test(long_segments_are_copied),    cmocka_unit_test(short_segments_share),
+        cmocka_unit_test(few_enough_kernels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

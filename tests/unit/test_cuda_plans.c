@@ -187,6 +187,7 @@ static void picks_the_kernel_for_the_layout(void **state)
         const char *any, *hopper;
     } cases[] = {
         {16, 16, 128, 1024, 8, "hd128_m2n64s2_sm80", "hd128_c1n64s1_sm90"},
+        {16, 16, 128, 16384, 1, "hd128_m2n64s2_sm80", "hd128_m1n64s1_sm90"},
         {32, 32, 128, 64, 9, "hd128_m1n64s1_sm80", "hd128_c1n64s1_sm90"},
         {32, 8, 128, 240, 1, "hd128_m1n64s2_sm80", "hd128_m1n64s2_sm90"},
         {16, 16, 72, 729, 8, "hd80_m2n64s2_sm80", "hd80_g2n64s4_sm90"},

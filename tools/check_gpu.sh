@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # check_gpu.sh TEST... - all that a machine with a card can say, in one go: the tests on cuda:0, the soaks, the tests of
 # the Python package, tests under compute-sanitizer where there is one, then the benches. Parts run beside each other,
-# Python's and the benches alone, each whatever becomes of the others; what a part that failed has said is shown. The last line sums
-# up, and the exit code is 1 where a part failed. A part that answers 77 says itself why it did not run, and is not
-# counted as passed. DEVICE, TOOLS, BENCH_FLAGS, GPU_PYTHON as in `make gpu`.
+# Python's and the benches alone, each whatever becomes of the others; what a part that failed has said is shown, and
+# what another has left out. The last line sums up, and the exit code is 1 where a part failed. A part that answers 77
+# says itself why it did not run, and is not counted as passed. DEVICE, TOOLS, BENCH_FLAGS, GPU_PYTHON as in `make gpu`.
 #
 # PARTS       of tests, tools and benches those to run (all)
 # GPU_JOBS    parts at once (8): each is a process with memory of its own on the card
@@ -33,7 +33,12 @@ run() { # NAME COMMAND...
     esac
     {
         flock 9
-        [ "$code" = 0 ] || { echo "==== $name" && cat "$log"; }
+        if [ "$code" = 0 ]; then
+            grep -a 'NOT RUN' "$log" # what a part that passed has left out
+        else
+            echo "==== $name"
+            cat "$log"
+        fi
         echo "$line" | tee -a "$logs/summary"
     } 9>"$logs/lock"
     rm -f "$log"

@@ -71,7 +71,7 @@ class WholeRun(Folder):
 
     def run_with(self, test=0, python=0, benches=0, **environment):
         script(self.root / "tools" / "check_gpu.sh", (SOURCE / "tools/check_gpu.sh").read_text())
-        script(self.root / "build/cuda/tests/test_one", f"#!/bin/sh\necho said $1\nexit {test}\n")
+        script(self.root / "build/cuda/tests/test_one", f"#!/bin/sh\necho said $1\necho $SAYS\nexit {test}\n")
         script(self.root / "python/tests/run_on_a_gpu.py", f"raise SystemExit({python})\n")
         script(self.root / "bench/run_gpu.py", f"raise SystemExit({benches})\n")
         return call([shutil.which("bash"), self.root / "tools" / "check_gpu.sh", "one"], TOOLS="",
@@ -83,6 +83,11 @@ class WholeRun(Folder):
         self.assertEqual(said.count("ok: "), 3)
         self.assertTrue(said.endswith("\n3 parts passed, 0 not run, 0 failed\n"), said)
         self.assertNotIn("said", said)
+
+    def test_what_a_part_leaves_out(self):
+        code, said = self.run_with(SAYS="jax: its tests are NOT RUN")
+        self.assertEqual(code, 0)
+        self.assertIn("jax: its tests are NOT RUN\nok: one", said)
 
     def test_parts(self):
         code, said = self.run_with(benches=1, PARTS="tests", GPU_JOBS="1")

@@ -53,7 +53,7 @@ typedef struct mstc_kind {
 /* How torch makes an array. */
 typedef struct mstc_torch {
     PyObject *empty_cpu, *empty_cuda; /* of (shape, strides, dtype); NULL: this torch has none */
-    PyObject *current_device;         /* that empty_cuda works on; NULL: there is but one */
+    PyObject *current_device;         /* that empty_cuda works on; there wherever that is */
     PyObject *float32, *bfloat16, *float16;
 } mstc_torch;
 

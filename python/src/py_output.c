@@ -86,13 +86,8 @@ static PyObject *make_of_torch(const mstc_torch *torch, const mstc_view *like, m
                                                  : NULL;
     if (empty == NULL || type == NULL || (!cpu && is_current(torch, like) <= 0))
         return NULL;
-    int64_t strides[MSTAR_MAX_RANK];
-    int64_t step = 1;
-    for (int i = rank - 1; i >= 0; i--) {
-        strides[i] = step;
-        step *= shape[i] > 1 ? shape[i] : 1;
-    }
-    PyObject *steps = tuple_of(rank, strides);
+    const mstar_tensor compact = mstar_tensor_make(NULL, dtype, rank, shape);
+    PyObject *steps = tuple_of(rank, compact.strides);
     PyObject *made =
         steps == NULL ? NULL : PyObject_CallFunctionObjArgs(empty, sizes, steps, type, NULL);
     Py_XDECREF(steps);

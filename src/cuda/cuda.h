@@ -130,7 +130,9 @@ static inline void *mst_cuda_pointer(uint64_t address)
  * host may have a context of its own, which stays as it was. */
 mstar_status mst_cuda_enter(const mst_cuda *cuda);
 void mst_cuda_leave(const mst_cuda *cuda);
-/* OUT_OF_ORDER naming what, while the stream captures. The context is current. */
+/* Whether the stream captures; the second: OUT_OF_ORDER naming what, where it does. The context is
+ * current. */
+mstar_status mst_cuda_is_capturing(const mst_cuda *cuda, void *stream, bool *capturing);
 mstar_status mst_cuda_check_not_capturing(const mst_cuda *cuda, void *stream, const char *what);
 
 /* cuda_nvtx.c. Reads MSTAR_NVTX and opens the library that it asks for. */
@@ -216,6 +218,12 @@ mstar_status mst_cuda_record_attn(mstar_stream *stream, const mst_attn_call *cal
 static inline int32_t mst_cuda_attn_group_of(const mst_attn_shape *shape)
 {
     return shape->num_qo_heads / shape->num_kv_heads;
+}
+
+/* Of a key and its value, all heads. */
+static inline int64_t mst_cuda_attn_key_bytes(const mst_attn_shape *shape)
+{
+    return 2LL * shape->num_kv_heads * shape->head_dim * (int64_t)mstar_dtype_bytes(shape->dtype);
 }
 
 /* Whether a shape has a plain kernel alone: f32, or by name. */

@@ -81,9 +81,7 @@ mst_attn_tile mst_cuda_attn_worst_tile(const mstar_device *device, const mst_att
 int64_t mst_cuda_attn_near_tokens(const mstar_device *device, const mst_attn_shape *shape)
 {
     (void)device;
-    int64_t token_bytes =
-        2LL * shape->num_kv_heads * shape->head_dim * (int64_t)mstar_dtype_bytes(shape->dtype);
-    return NEAR_BYTES / token_bytes;
+    return NEAR_BYTES / mst_cuda_attn_key_bytes(shape);
 }
 
 /* The most items that a layout can give: its tiles, and what splitting may add. */
@@ -402,11 +400,10 @@ static unsigned grid_of(const mst_cuda *cuda, const mst_cuda_attn_image *image, 
 static mstar_status refuse_capture(const mst_cuda *cuda, const mst_cuda_attn_image *image,
                                    void *handle)
 {
-    int capturing = 0;
+    bool capturing = false;
     if (image->graph)
         return MSTAR_OK;
-    MST_TRY(mst_cuda_check(cuda->driver, cuda->driver->stream_capturing(handle, &capturing),
-                           "asking whether the stream captures"));
+    MST_TRY(mst_cuda_is_capturing(cuda, handle, &capturing));
     return !capturing ? MSTAR_OK
                       : mst_fail(MSTAR_OUT_OF_ORDER,
                                  "run of an eager-mode wrapper, whose plan moves, was called while "

@@ -160,7 +160,7 @@ const mst_cuda_kernel *mst_cuda_attn_pick(const mst_cuda *cuda, const mst_attn_s
     }
     bool few = mst_cuda_attn_is_few(tile_head_dim, tiles->of_64 * shape->num_kv_heads,
                                     cuda->multiprocessors);
-    const int64_t key_bytes = (int64_t)4 * shape->num_kv_heads * shape->head_dim;
+    const int64_t key_bytes = mst_cuda_attn_key_bytes(shape);
     kinds of = !wgmma ? BY_MMA
                : rows > 64 || mst_cuda_attn_is_fetched(tiles->whole_keys, key_bytes, cuda->l2_bytes)
                    ? DESCRIBED
@@ -178,16 +178,15 @@ const char *mst_cuda_attn_reason(const mstar_device *device, const mst_attn_shap
                                  const mst_cuda_kernel *kernel)
 {
     const mst_cuda *cuda = mst_cuda_of(device);
+    const bool any = shape->wanted == MST_ATTN_ANY;
     const char *symbol, *reason;
-    if (shape->wanted == MST_ATTN_ANY && kernel->described && kernel->rows > 64)
+    if (any && kernel->described && kernel->rows > 64)
         return "wgmma in tall tiles, for a plan (a graph's ceilings) of many long segments; "
-               "mma.sync "
-               "where rows lie off 16 bytes";
-    if (shape->wanted == MST_ATTN_ANY && kernel->major == 0 &&
-        mst_cuda_attn_find(cuda, shape, 64, false)->major == 9)
+               "mma.sync where rows lie off 16 bytes";
+    if (any && kernel->major == 0 && mst_cuda_attn_find(cuda, shape, 64, false)->major == 9)
         return "mma.sync, for a plan (a graph's ceilings) of short segments, which share its tiles";
-    if (shape->wanted == MST_ATTN_ANY && kernel->major == 9 && !kernel->described &&
-        may_describe(shape) && kernel->stages == 1)
+    if (any && kernel->major == 9 && !kernel->described && may_describe(shape) &&
+        kernel->stages == 1)
         return "wgmma, which cards of compute capability 9.0 have; without the copy engine, for a "
                "plan (a graph's ceilings) of segments beyond the second-level cache";
     mst_cuda_attn_kernel(device, shape, &symbol, &reason);

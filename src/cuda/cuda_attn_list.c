@@ -17,6 +17,33 @@ int32_t mst_cuda_attn_least_split(const mst_attn_shape *shape)
     return part > 0 ? (int32_t)part : INT32_MAX;
 }
 
+/* A tile that whole segments share, and what they take of it; none where count is 0. */
+typedef struct open_tile {
+    int32_t count;
+    int64_t rows, keys;
+} open_tile;
+
+/* Whether a whole segment leaves room in a tile for another, which takes 16 places of each at
+ * least. */
+static bool leaves_room(int64_t rows, int64_t keys, int32_t block_keys)
+{
+    return mst_cuda_attn_fits(1, 16, 16, rows, keys, block_keys);
+}
+
+/* Puts a segment that leaves room into the open tile, or else into the next, which is open then.
+ * Whether it has joined others. */
+static bool join(open_tile *open, int64_t rows, int64_t keys, int32_t block_keys)
+{
+    bool joins = open->count > 0 &&
+                 mst_cuda_attn_fits(open->count, open->rows, open->keys, rows, keys, block_keys);
+    if (!joins)
+        *open = (open_tile){0, 0, 0};
+    open->count++;
+    open->rows += mst_round_up(rows, 16);
+    open->keys += mst_round_up(keys, 16);
+    return joins;
+}
+
 /* A list on its way from the planner's form to the kernels'. */
 typedef struct list_writer {
     const mst_attn_call *plan;
@@ -30,8 +57,8 @@ typedef struct list_writer {
     int64_t num_items;
     bool shares;
     int32_t block_keys;
-    mst_cuda_attn_item *open; /* the tile that the next segment may share; NULL: none */
-    int32_t open_count, open_rows, open_keys;
+    open_tile open;
+    mst_cuda_attn_item *open_item; /* its place in the list */
 } list_writer;
 
 _Static_assert(sizeof(mst_cuda_attn_shared) == sizeof(mst_cuda_attn_item) &&
@@ -48,23 +75,17 @@ static void open_to_others(mst_cuda_attn_item *item)
     memcpy(item, &shared, sizeof shared);
 }
 
-/* A short segment into the open tile, where it fits: no item of its own. */
-static bool join(list_writer *w, int32_t q_first, int32_t kv_first, int32_t rows, int32_t keys)
+/* A segment beside the index before it in the tile that they share. */
+static void add_sharer(mst_cuda_attn_item *item, int32_t index, int32_t q_first, int32_t kv_first,
+                       int32_t rows, int32_t keys)
 {
-    if (w->open == NULL ||
-        !mst_cuda_attn_fits(w->open_count, w->open_rows, w->open_keys, rows, keys, w->block_keys))
-        return false;
-    if (w->open_count == 1)
-        open_to_others(w->open);
-    mst_cuda_attn_shared *to = (mst_cuda_attn_shared *)(void *)w->open;
-    int32_t i = w->open_count++;
-    w->open_rows += (int32_t)mst_round_up(rows, 16);
-    w->open_keys += (int32_t)mst_round_up(keys, 16);
-    to->first[i].q = q_first;
-    to->first[i].kv = kv_first;
-    to->rows |= (uint32_t)rows << (8 * i);
-    to->keys |= (uint32_t)keys << (8 * i);
-    return true;
+    if (index == 1)
+        open_to_others(item);
+    mst_cuda_attn_shared *to = (mst_cuda_attn_shared *)(void *)item;
+    to->first[index].q = q_first;
+    to->first[index].kv = kv_first;
+    to->rows |= (uint32_t)rows << (8 * index);
+    to->keys |= (uint32_t)keys << (8 * index);
 }
 
 /* The latest item, which has more keys than a part: its parts as items of their own, or one item
@@ -100,67 +121,12 @@ static int32_t part_of(const list_writer *w, int32_t lq, int32_t lk)
     return part > 0 ? (int32_t)part : INT32_MAX;
 }
 
-/* Whether an item is a whole segment that leaves room in a tile for another, which takes 16
- * places of each at least. */
-static bool may_share(const list_writer *w, const mst_attn_item *item, int32_t lq, int32_t rows,
-                      int32_t lk)
-{
-    return w->shares && item->q_begin == 0 && item->q_rows == lq &&
-           mst_cuda_attn_fits(1, 16, 16, rows, lk, w->block_keys);
-}
-
-/* The items of a row tile, or its place in a tile that is shared.
- * Written where it stays, field by field: a copy of a struct just made waits for its stores. */
-static void write_item(list_writer *w, const mst_attn_item *from)
-{
-    const int32_t *q = w->plan->q_offsets + from->segment;
-    const int32_t *kv = w->plan->kv_offsets + from->segment;
-    const int32_t group = w->group, rows = w->rows;
-    const int32_t q_first = q[0], kv_first = kv[0];
-    const int32_t lq = q[1] - q_first, lk = kv[1] - kv_first;
-    const int32_t key_begin = from->kv_begin, key_last = from->kv_end;
-    const bool causal = w->plan->causal;
-    const int32_t part_keys = part_of(w, lq, lk);
-    const int32_t end = (from->q_begin + from->q_rows) * group;
-    if (may_share(w, from, lq, end, lk)) {
-        if (join(w, q_first, kv_first, end, lk))
-            return;
-        w->open = &w->items[w->num_items];
-        w->open_count = 1;
-        w->open_rows = (int32_t)mst_round_up(end, 16);
-        w->open_keys = (int32_t)mst_round_up(lk, 16);
-    }
-    for (int32_t row = from->q_begin * group; row < end;) {
-        int32_t row_end = end - row > rows ? row + rows : end;
-        int32_t key_end = key_last;
-        if (causal) { /* a low tile sees less than the item it is cut from */
-            int64_t last = (int64_t)lk - lq + (row_end - 1) / group;
-            key_end = (int32_t)mst_max_i64(key_begin, mst_min_i64(key_end, last + 1));
-        }
-        w->items[w->num_items++] = (mst_cuda_attn_item){.q_first = q_first,
-                                                        .kv_first = kv_first,
-                                                        .lq = lq,
-                                                        .lk = lk,
-                                                        .row_begin = row,
-                                                        .row_end = row_end,
-                                                        .key_begin = key_begin,
-                                                        .key_end = key_end,
-                                                        .split = 0,
-                                                        .num_splits = 1,
-                                                        .slot = -1,
-                                                        .part_keys = part_keys};
-        if (key_end > part_keys)
-            write_parts(w, part_keys);
-        row = row_end;
-    }
-}
-
-/* What the tiles of an item have in common. */
+/* What the tiles of an item have in common; begin and end of its keys. */
 typedef struct item_keys {
-    int32_t q_first, kv_first, lq, lk, begin, end;
+    int32_t q_first, kv_first, lq, lk, begin, end, part_keys;
 } item_keys;
 
-/* Written where it stays, as above. */
+/* Written where it stays, field by field: a copy of a struct just made waits for its stores. */
 static inline void write_tile(mst_cuda_attn_item *to, item_keys keys, int32_t row, int32_t row_end)
 {
     *to = (mst_cuda_attn_item){.q_first = keys.q_first,
@@ -174,7 +140,47 @@ static inline void write_tile(mst_cuda_attn_item *to, item_keys keys, int32_t ro
                                .split = 0,
                                .num_splits = 1,
                                .slot = -1,
-                               .part_keys = INT32_MAX};
+                               .part_keys = keys.part_keys};
+}
+
+static inline item_keys keys_of(const mst_attn_call *plan, const mst_attn_item *item)
+{
+    const int32_t *q = plan->q_offsets + item->segment;
+    const int32_t *kv = plan->kv_offsets + item->segment;
+    return (item_keys){.q_first = q[0],
+                       .kv_first = kv[0],
+                       .lq = q[1] - q[0],
+                       .lk = kv[1] - kv[0],
+                       .begin = item->kv_begin,
+                       .end = item->kv_end,
+                       .part_keys = INT32_MAX};
+}
+
+/* The items of a row tile, or its place in a tile that is shared. */
+static void write_item(list_writer *w, const mst_attn_item *from)
+{
+    item_keys keys = keys_of(w->plan, from);
+    const int32_t group = w->group, rows = w->rows, key_last = keys.end;
+    const int32_t end = (from->q_begin + from->q_rows) * group;
+    keys.part_keys = part_of(w, keys.lq, keys.lk);
+    if (w->shares && from->q_rows == keys.lq && leaves_room(end, keys.lk, w->block_keys)) {
+        if (join(&w->open, end, keys.lk, w->block_keys)) {
+            add_sharer(w->open_item, w->open.count - 1, keys.q_first, keys.kv_first, end, keys.lk);
+            return;
+        }
+        w->open_item = &w->items[w->num_items];
+    }
+    for (int32_t row = from->q_begin * group; row < end;) {
+        int32_t row_end = end - row > rows ? row + rows : end;
+        if (w->plan->causal) { /* a low tile sees less than the item it is cut from */
+            int64_t last = (int64_t)keys.lk - keys.lq + (row_end - 1) / group;
+            keys.end = (int32_t)mst_max_i64(keys.begin, mst_min_i64(key_last, last + 1));
+        }
+        write_tile(&w->items[w->num_items++], keys, row, row_end);
+        if (keys.end > keys.part_keys)
+            write_parts(w, keys.part_keys);
+        row = row_end;
+    }
 }
 
 /* An item of a segment that may be split; where the next one goes. */
@@ -196,10 +202,7 @@ static void write_unshared(list_writer *w)
     mst_cuda_attn_item *to = w->items;
     for (int64_t i = 0; i < plan->num_items; i++) {
         const mst_attn_item *from = &plan->items[i];
-        const int32_t *q = plan->q_offsets + from->segment;
-        const int32_t *kv = plan->kv_offsets + from->segment;
-        const item_keys keys = {q[0],          kv[0],          q[1] - q[0],
-                                kv[1] - kv[0], from->kv_begin, from->kv_end};
+        const item_keys keys = keys_of(plan, from);
         const int32_t row = from->q_begin * group, end = row + from->q_rows * group;
         const int32_t middle = end - row > rows ? row + rows : end;
         if (keys.lk >= least_split) {
@@ -241,25 +244,12 @@ int64_t mst_cuda_attn_write_list(const mst_cuda *cuda, const mst_attn_shape *sha
 
 #define SHARED_KEYS 64 /* a block's, where sharing is an alternative to wgmma */
 
-/* A tile that segments share, while they are counted. */
-typedef struct open_tile {
-    int32_t count;
-    int64_t rows, keys;
-} open_tile;
-
 /* Tiles that another segment, whole, adds to those before it. */
 static int64_t add_shared(open_tile *open, int64_t rows, int64_t keys)
 {
-    if (!mst_cuda_attn_fits(1, 16, 16, rows, keys, SHARED_KEYS))
+    if (!leaves_room(rows, keys, SHARED_KEYS))
         return mst_ceil_div(rows, 64);
-    bool joins = open->count > 0 &&
-                 mst_cuda_attn_fits(open->count, open->rows, open->keys, rows, keys, SHARED_KEYS);
-    if (!joins)
-        *open = (open_tile){0, 0, 0};
-    open->count++;
-    open->rows += mst_round_up(rows, 16);
-    open->keys += mst_round_up(keys, 16);
-    return joins ? 0 : 1;
+    return join(open, rows, keys, SHARED_KEYS) ? 0 : 1;
 }
 
 void mst_cuda_attn_tiles_of(const mst_attn_shape *shape, const mst_attn_call *plan,

@@ -38,11 +38,19 @@ void mst_cuda_leave(const mst_cuda *cuda)
     pushed >>= 1;
 }
 
+mstar_status mst_cuda_is_capturing(const mst_cuda *cuda, void *stream, bool *capturing)
+{
+    int state = 0;
+    MST_TRY(mst_cuda_check(cuda->driver, cuda->driver->stream_capturing(stream, &state),
+                           "asking whether the stream captures"));
+    *capturing = state != 0;
+    return MSTAR_OK;
+}
+
 mstar_status mst_cuda_check_not_capturing(const mst_cuda *cuda, void *stream, const char *what)
 {
-    int capturing = 0;
-    MST_TRY(mst_cuda_check(cuda->driver, cuda->driver->stream_capturing(stream, &capturing),
-                           "asking whether the stream captures"));
+    bool capturing = false;
+    MST_TRY(mst_cuda_is_capturing(cuda, stream, &capturing));
     if (capturing)
         return mst_fail(MSTAR_OUT_OF_ORDER,
                         "%s was called while its stream captures; it is host work and belongs "

@@ -96,9 +96,8 @@ static mstar_status grow_stage(mst_cuda *cuda, mst_cuda_stage *stage, size_t byt
 
 static mstar_status take(mst_cuda *cuda, void *stream, size_t bytes, mst_cuda_stage **stage)
 {
-    int capturing = 0;
-    MST_TRY(mst_cuda_check(cuda->driver, cuda->driver->stream_capturing(stream, &capturing),
-                           "asking whether the stream captures"));
+    bool capturing = false;
+    MST_TRY(mst_cuda_is_capturing(cuda, stream, &capturing));
     mst_cuda_stage *found = NULL;
     if (cuda->ring.num_stages >= MST_CUDA_STAGES || capturing)
         found = find_free(cuda);

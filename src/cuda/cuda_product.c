@@ -167,6 +167,16 @@ static mst_cuda_multiply multiply_of(const trial *t, int64_t rows)
                                    mst_cuda_linear_distance(p->out_features, MSTAR_DTYPE_F32)};
 }
 
+/* NaN to where m is stored, so that rows that it leaves out are not those of the trial before. */
+static mstar_status spoil_rows(const trial *t, const mst_cuda_multiply *m)
+{
+    const mst_cuda *cuda = t->cuda;
+    size_t bytes = (size_t)(m->num_rows * m->out_distance) * sizeof(float);
+    return mst_cuda_check(
+        cuda->driver, cuda->driver->memory_set(mst_cuda_address(m->out), 0xff, bytes, cuda->stream),
+        "trying an algorithm");
+}
+
 /* What m was stored to, as far apart. */
 static mstar_status bring_rows(const trial *t, const mst_cuda_multiply *m, float *to)
 {
@@ -182,6 +192,7 @@ static mstar_status bring_rows(const trial *t, const mst_cuda_multiply *m, float
 
 static mstar_status run_trial(const trial *t, const mst_cuda_multiply *m, float *to)
 {
+    MST_TRY(spoil_rows(t, m));
     MST_TRY(mst_cuda_multiply_run(t->cuda, t->cuda->stream, m));
     return bring_rows(t, m, to);
 }
@@ -212,6 +223,7 @@ static mstar_status run_fused(const trial *t, int64_t rows, int32_t sharing, flo
                                   .bias = m.bias,
                                   .x_distance = m.x_distance,
                                   .out = {m.out, MSTAR_DTYPE_F32, m.out_distance, rows}};
+    MST_TRY(spoil_rows(t, &m));
     MST_TRY(mst_cuda_fused_run(t->cuda, t->cuda->stream, &fused));
     return bring_rows(t, &m, to);
 }

@@ -60,7 +60,7 @@ static float element(const void *data, int64_t at, bool is_f32, bool is_bf16)
     return is_bf16 ? from_bf16(half) : from_f16(half);
 }
 
-int32_t simt_odd_sharing = -1;
+int32_t simt_odd_sharing = -1, simt_idle_sharing = -1;
 
 static float linear_sum(const mst_cuda_linear_args *a, int64_t row, int64_t column, bool is_bf16)
 {
@@ -86,6 +86,8 @@ const char *simt_linear(const mst_cuda_linear_args *a, bool is_bf16)
         return "the work of a product is not shared in a known way";
     if ((uintptr_t)a->out % 16 != 0 || a->out_stride * (out_f32 ? 4 : 2) % 16 != 0)
         return "the result of a product is not aligned";
+    if (a->sharing == simt_idle_sharing)
+        return NULL;
     for (int64_t row = 0; row < rows; row++) {
         for (int64_t i = 0; i < a->out_features; i++) {
             int64_t at = row * a->out_stride + i;

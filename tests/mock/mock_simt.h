@@ -45,8 +45,9 @@ typedef struct simt_map {
 int simt_map_encode(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
                     const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
                     int interleave, int swizzle, int promotion, int fill);
-/* How the work of a product has to be shared for its sums to have other bits; -1: never. */
-extern int32_t simt_odd_sharing;
+/* How the work of a product has to be shared for its sums to have other bits, and for nothing to be
+ * stored; -1: never. */
+extern int32_t simt_odd_sharing, simt_idle_sharing;
 /* mock_row_kernels.c: our own product, sums in ascending order as mock_blas has them. NULL, or what
  * is wrong; static. */
 const char *simt_linear(const mst_cuda_linear_args *args, bool is_bf16);

@@ -153,7 +153,8 @@ static void refuses_rows_that_depend_on_their_number(void **state)
     mstar_linear_destroy(linear);
 }
 
-/* Nor where they depend on how blocks share the work of our own product. */
+/* Nor where they depend on how blocks share the work of our own product, or one of the ways stores
+ * nothing and finds the rows of the way before. */
 static void refuses_rows_that_depend_on_the_sharing(void **state)
 {
     (void)state;
@@ -165,10 +166,13 @@ static void refuses_rows_that_depend_on_the_sharing(void **state)
     mstar_linear_desc_init(&desc);
     desc.weight_dtype = MSTAR_DTYPE_BF16;
     for (int sharing = MST_CUDA_LINEAR_WIDE; sharing < MST_CUDA_LINEAR_NUM_SHARINGS; sharing++) {
-        simt_odd_sharing = sharing;
-        mstar_status status = mstar_linear_create(device, &desc, list, NULL, 1, &linear);
-        simt_odd_sharing = -1;
-        CHECK_FAILED(status, MSTAR_DEVICE_FAILED, "depend on how many there are");
+        int32_t *const broken[] = {&simt_odd_sharing, &simt_idle_sharing};
+        for (int i = 0; i < 2; i++) {
+            *broken[i] = sharing;
+            mstar_status status = mstar_linear_create(device, &desc, list, NULL, 1, &linear);
+            *broken[i] = -1;
+            CHECK_FAILED(status, MSTAR_DEVICE_FAILED, "depend on how many there are");
+        }
     }
     CHECK_OK(mstar_linear_create(device, &desc, list, NULL, 1, &linear));
     mstar_linear_destroy(linear);

@@ -47,14 +47,24 @@ static int64_t blocks_of(int64_t rows, int64_t out_features, int32_t sharing)
     return mst_ceil_div(rows, t->rows) * mst_ceil_div(out_features, t->columns);
 }
 
+/* Tiles of a multiprocessor from which on each group has its own though an activation follows: one
+ * group alone takes longer to compute it, which the last tiles wait for. */
+#define MANY_TILES 8
+
 /* Timed on an H200: the smallest tiles of which each has a multiprocessor of its own, or else the
  * largest. */
-int32_t mst_cuda_fused_sharing(int64_t rows, int64_t out_features, int64_t multiprocessors)
+int32_t mst_cuda_fused_sharing(int64_t rows, int64_t out_features, mstar_activation activation,
+                               int64_t multiprocessors)
 {
+    const int64_t many = activation == MSTAR_ACTIVATION_NONE ? 1 : MANY_TILES;
     int32_t sharing = MST_CUDA_LINEAR_NUM_SHARINGS - 1;
-    while (sharing > 0 && blocks_of(rows, out_features, sharing) > multiprocessors)
+    while (sharing > MST_CUDA_LINEAR_WIDE &&
+           blocks_of(rows, out_features, sharing) > multiprocessors)
         sharing--;
-    return sharing;
+    return sharing == MST_CUDA_LINEAR_WIDE &&
+                   blocks_of(rows, out_features, sharing) > many * multiprocessors
+               ? MST_CUDA_LINEAR_PING
+               : sharing;
 }
 
 static mstar_status describe(const mst_cuda *cuda, mstar_dtype dtype, const void *data,
@@ -96,10 +106,10 @@ mstar_status mst_cuda_fused_run(const mst_cuda *cuda, void *stream, const mst_cu
     args.out_stride = f->out.row_stride;
     args.out_type = type_of(f->out.dtype);
     args.activation = (int32_t)f->activation;
-    args.sharing =
-        f->sharing != MST_CUDA_SHARING_BY_SIZE
-            ? f->sharing
-            : mst_cuda_fused_sharing(f->num_rows, f->out_features, cuda->multiprocessors);
+    args.sharing = f->sharing != MST_CUDA_SHARING_BY_SIZE
+                       ? f->sharing
+                       : mst_cuda_fused_sharing(f->num_rows, f->out_features, f->activation,
+                                                cuda->multiprocessors);
     const mst_cuda_tile *tile = &tiles[args.sharing];
     MST_TRY(describe(cuda, f->dtype, f->x, f->in_features, f->num_rows, f->x_distance,
                      (uint32_t)tile->rows, &args.x));

@@ -94,6 +94,7 @@ static bool has_member(const linear_job *job)
 static bool is_small(const mst_cuda *cuda, const linear_job *job)
 {
     return mst_cuda_fused_sharing(job->multiply.num_rows, job->shape->out_features,
+                                  job->shape->activation,
                                   cuda->multiprocessors) == MST_CUDA_LINEAR_SMALL;
 }
 

@@ -39,9 +39,9 @@ typedef struct mst_cuda_fused {
 mstar_status mst_cuda_fused_load(mst_cuda *cuda, mstar_dtype dtype);
 /* Pure: whether it can add the residual and store the result. */
 bool mst_cuda_fused_takes(mstar_dtype dtype, const mst_rows *residual, const mst_rows *out);
-/* Pure: how blocks share the work, MST_CUDA_LINEAR_WIDE and so on, on so many multiprocessors.
- */
-int32_t mst_cuda_fused_sharing(int64_t rows, int64_t out_features, int64_t multiprocessors);
+/* Pure: how blocks share the work, MST_CUDA_LINEAR_WIDE and so on, on so many multiprocessors. */
+int32_t mst_cuda_fused_sharing(int64_t rows, int64_t out_features, mstar_activation activation,
+                               int64_t multiprocessors);
 /* After load. The context is current. */
 mstar_status mst_cuda_fused_run(const mst_cuda *cuda, void *stream, const mst_cuda_fused *fused);
 

@@ -11,9 +11,11 @@
 
 /*
  * How the work is shared: rows and columns of a block's tile. Each of its two groups of four warps
- * has half of the rows, or of the columns where there are 64 rows. Bits do not depend on it.
+ * has half of the rows, or of the columns where there are 64 rows; PING: every second tile. Bits do
+ * not depend on it.
  */
 #define MST_CUDA_LINEAR_SHARINGS(X) \
+    X(PING, 128, 128)               \
     X(WIDE, 128, 128)               \
     X(MIDDLE, 128, 72)              \
     X(SMALL, 64, 64)

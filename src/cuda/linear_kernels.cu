@@ -8,7 +8,8 @@
  *
  * A block takes one tile of the result after another. One warp has the copy engine fetch steps of
  * the depth into a ring in shared memory, those of the next tile while two groups of four warps
- * finish and store theirs. Rows and columns past the matrices come in as zeros and are not stored.
+ * finish and store theirs; where blocks have several tiles each group has tiles of its own, and one
+ * multiplies while the other finishes. Rows and columns past the matrices come in as zeros and are not stored.
  * The kernel may begin before those ahead of it in the stream have ended: weights, which no kernel
  * writes, are fetched then, and nothing else is read or written.
  */
@@ -77,10 +78,14 @@ MST_DEVICE real below(const real &a, const real &b, const real &y, const real &n
 {
     MST_EACH(a.at[i] < b.at[i] ? y.at[i] : n.at[i]);
 }
-/* The low bits of such a sum are n. */
-MST_DEVICE real power2(const real &n)
+MST_DEVICE real scale2(const real &x, const real &shifted)
 {
-    MST_EACH(bits_to_float((__float_as_uint(n.at[i] + 12582912.0f) << 23) + 0x3f800000u));
+    MST_EACH(bits_to_float(__float_as_uint(x.at[i]) + (__float_as_uint(shifted.at[i]) << 23)));
+}
+/* A zero keeps its sign: -0 is below 0 here. */
+MST_DEVICE real positive(const real &x)
+{
+    MST_EACH(fmaxf(x.at[i], -0.0f));
 }
 MST_DEVICE float guess(float x)
 {
@@ -125,12 +130,14 @@ template <int SHARING> struct tile_of;
 MST_CUDA_LINEAR_SHARINGS(MST_TILE)
 #undef MST_TILE
 
-/* What follows from a tile's size, and what a group of threads has of it: 64 rows. */
+/* What follows from a tile's size, and what a group of threads has of it. */
 template <int SHARING> struct sizes : tile_of<SHARING> {
     using tile = tile_of<SHARING>;
+    static constexpr bool ALONE = SHARING == MST_CUDA_LINEAR_PING; /* a group has a tile */
     static constexpr bool BY_COLUMNS = tile::ROWS == 64;
+    static constexpr int PARTS = ALONE ? tile::ROWS / 64 : 1; /* of 64 rows, of a group */
     static constexpr int WIDTH = BY_COLUMNS ? tile::COLUMNS / 2 : tile::COLUMNS;
-    static constexpr int SUMS = WIDTH / 2; /* of a thread */
+    static constexpr int SUMS = WIDTH / 2; /* of a thread, in a part */
     static constexpr uint32_t X_BYTES = tile::ROWS * DEPTH * 2;
     static constexpr uint32_t WEIGHT_BYTES = tile::COLUMNS * DEPTH * 2;
     static constexpr uint32_t STAGE_BYTES = X_BYTES + WEIGHT_BYTES;
@@ -138,9 +145,10 @@ template <int SHARING> struct sizes : tile_of<SHARING> {
     static_assert(STAGES <= MST_CUDA_LINEAR_MAX_STAGES, "barriers");
     static_assert(WEIGHT_BYTES % 1024 == 0, "swizzled in groups of 8 rows");
     /* Where a group's own part begins, in a stage and in the tile. */
-    static constexpr uint32_t X_STEP = BY_COLUMNS ? 0 : X_BYTES / 2;
+    static constexpr uint32_t X_STEP = BY_COLUMNS || ALONE ? 0 : X_BYTES / 2;
     static constexpr uint32_t WEIGHTS_STEP = BY_COLUMNS ? WEIGHT_BYTES / 2 : 0;
-    static constexpr int ROW_STEP = BY_COLUMNS ? 0 : 64, COLUMN_STEP = BY_COLUMNS ? WIDTH : 0;
+    static constexpr int ROW_STEP = BY_COLUMNS || ALONE ? 0 : 64;
+    static constexpr int COLUMN_STEP = BY_COLUMNS ? WIDTH : 0;
     /* Pieces of four columns: of a row; of a lane, in a warp's 16 rows, and how many at once. */
     static constexpr int LANES = WIDTH / 4, PIECES = (16 * LANES + 31) / 32;
     static constexpr int TOGETHER = PIECES % 4 == 0 ? 4 : 2;
@@ -238,12 +246,13 @@ __device__ __forceinline__ uint64_t describe(uint32_t address)
 }
 
 /* Until at most so many of the last committed are not done; c is read or written after it. */
-template <int LEFT, int SUMS> __device__ __forceinline__ void multiply_wait(float (&c)[SUMS])
+template <int LEFT, int PARTS, int SUMS>
+__device__ __forceinline__ void multiply_wait(float (&c)[PARTS][SUMS])
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 #pragma unroll
-    for (int i = 0; i < SUMS; i++)
-        asm volatile("" : "+f"(c[i])::"memory");
+    for (int i = 0; i < PARTS * SUMS; i++)
+        asm volatile("" : "+f"(c[i / SUMS][i % SUMS])::"memory");
 }
 
 /* A box at (first element, first row), whose bytes the barrier counts. */
@@ -280,8 +289,8 @@ __device__ __forceinline__ void wait_for_others()
 
 /* Tiles of a row of tiles come one after another, so that they share rows of x in the cache. */
 struct work {
-    int64_t rows, tiles;
-    int32_t columns, steps; /* columns: tiles of a row of tiles */
+    int64_t rows;
+    int32_t tiles, columns, steps; /* columns: tiles of a row of tiles */
 };
 
 /* All but what the live rows say. */
@@ -290,7 +299,7 @@ template <typename S> __device__ __forceinline__ work whole_work(const linear_ar
     work w;
     w.rows = a->num_rows;
     w.columns = (int32_t)((a->out_features + S::COLUMNS - 1) / S::COLUMNS);
-    w.tiles = (w.rows + S::ROWS - 1) / S::ROWS * w.columns;
+    w.tiles = (int32_t)((w.rows + S::ROWS - 1) / S::ROWS) * w.columns;
     w.steps = (int32_t)((a->in_features + DEPTH - 1) / DEPTH);
     return w;
 }
@@ -301,12 +310,12 @@ template <typename S> __device__ __forceinline__ work live_work(const linear_arg
     work w = whole_work<S>(a);
     if (a->live != 0 && *a->live < w.rows)
         w.rows = *a->live;
-    w.tiles = (w.rows + S::ROWS - 1) / S::ROWS * w.columns;
+    w.tiles = (int32_t)((w.rows + S::ROWS - 1) / S::ROWS) * w.columns;
     return w;
 }
 
 /* Addresses in shared memory. A stage is full when its bytes are there and empty when all groups
- * have multiplied them. */
+ * that share its tile have multiplied them. */
 struct ring {
     uint32_t stages, full, empty;
 };
@@ -322,6 +331,12 @@ template <int STAGES> __device__ __forceinline__ void advance(place &p)
         p.stage = 0;
         p.parity ^= 1;
     }
+}
+template <int STAGES> __device__ __forceinline__ void skip(place &p, int32_t steps)
+{
+    const int32_t stage = p.stage + steps;
+    p.stage = stage % STAGES;
+    p.parity ^= (uint32_t)(stage / STAGES) & 1;
 }
 
 template <typename S>
@@ -360,9 +375,8 @@ template <typename S>
 __device__ __forceinline__ void fetch_all(const linear_args *a, const ring &r)
 {
     work w = whole_work<S>(a);
-    int64_t tile = blockIdx.x;
-    int32_t row = (int32_t)(tile / w.columns) * S::ROWS;
-    int32_t column = (int32_t)(tile % w.columns) * S::COLUMNS;
+    int32_t tile = (int32_t)blockIdx.x;
+    int32_t row = tile / w.columns * S::ROWS, column = tile % w.columns * S::COLUMNS;
     int32_t step = fetch_first<S>(a, w, r, row, column);
     w = live_work<S>(a);
     for (int32_t i = 0; i < step && tile >= w.tiles; i++)
@@ -377,20 +391,40 @@ __device__ __forceinline__ void fetch_all(const linear_args *a, const ring &r)
             advance<S::STAGES>(p);
         }
         step = 0;
-        tile += gridDim.x;
-        row = (int32_t)(tile / w.columns) * S::ROWS;
-        column = (int32_t)(tile % w.columns) * S::COLUMNS;
+        tile += (int32_t)gridDim.x;
+        row = tile / w.columns * S::ROWS;
+        column = tile % w.columns * S::COLUMNS;
     }
 }
 
 /* ---- one tile -------------------------------------------------------------------------------- */
 
+/* Groups that have tiles of their own take turns to multiply: one waits, and wakes the other when
+ * its last step is on the way. So the stages that it waits for are the ring's next: of a stage one
+ * use is not told from the next but one. */
+__device__ __forceinline__ void turn_wait(int group)
+{
+    if (group == 0)
+        asm volatile("bar.sync 1, 256;" ::: "memory");
+    else
+        asm volatile("bar.sync 2, 256;" ::: "memory");
+}
+__device__ __forceinline__ void turn_pass(int group)
+{
+    if (group == 0)
+        asm volatile("bar.arrive 2, 256;" ::: "memory");
+    else
+        asm volatile("bar.arrive 1, 256;" ::: "memory");
+}
+
 template <typename T, typename S>
 __device__ __forceinline__ void multiply_tile(const work &w, const ring &r, int group, place &p,
-                                              float (&c)[S::SUMS])
+                                              float (&c)[S::PARTS][S::SUMS])
 {
     const bool tells = threadIdx.x % 32 == 0;
     int32_t before = -1; /* the stage of the step before */
+    if (S::ALONE)
+        turn_wait(group);
     for (int32_t step = 0; step < w.steps; step++) {
         uint32_t stage = r.stages + (uint32_t)p.stage * S::STAGE_BYTES;
         barrier_wait(r.full + (uint32_t)p.stage * 8, p.parity);
@@ -400,7 +434,10 @@ __device__ __forceinline__ void multiply_tile(const work &w, const ring &r, int 
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++) {
             uint64_t at = (uint64_t)(k * 32 >> 4);
-            multiply_add<T>(c, x + at, weights + at, step > 0 || k > 0);
+#pragma unroll
+            for (int part = 0; part < S::PARTS; part++)
+                multiply_add<T>(c[part], x + at + part * (64 * DEPTH * 2 >> 4), weights + at,
+                                step > 0 || k > 0);
         }
         multiply_commit();
         multiply_wait<1>(c);
@@ -409,9 +446,19 @@ __device__ __forceinline__ void multiply_tile(const work &w, const ring &r, int 
         before = p.stage;
         advance<S::STAGES>(p);
     }
+    if (S::ALONE)
+        turn_pass(group);
     multiply_wait<0>(c);
     if (tells)
         barrier_arrive(r.empty + (uint32_t)before * 8);
+}
+
+/* The compiler does not keep what follows from it for the next tile. */
+__device__ __forceinline__ uint32_t lane_now()
+{
+    uint32_t lane = threadIdx.x;
+    asm volatile("" : "+r"(lane));
+    return lane % 32;
 }
 
 /* Where a column of a warp's 16 rows of f32 lies: swizzled where the width is a multiple of the
@@ -421,18 +468,22 @@ template <typename S> __device__ __forceinline__ uint32_t staged_at(int row, int
     return (uint32_t)(row * S::WIDTH + (S::IN_COLUMN ? column ^ (row & 3) * 8 : column)) * 4;
 }
 
-/* 16 rows of this warp, from the registers of its lanes. */
+/* 16 rows of this warp, from the registers of its lanes. A swizzle moves eight columns among the four
+ * eights that they are of, and rows that are eight apart alike. */
 template <typename S>
 __device__ __forceinline__ void stage_rows(uint32_t to, const float (&c)[S::SUMS])
 {
-    const int lane = (int)threadIdx.x % 32, row = lane / 4;
+    const int lane = (int)lane_now(), row = lane / 4;
+    uint32_t own[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        own[i] = to + staged_at<S>(row, i * 8 + lane % 4 * 2);
 #pragma unroll
     for (int g = 0; g < S::WIDTH / 8; g++) {
-        const int column = g * 8 + lane % 4 * 2;
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + staged_at<S>(row, column)),
-                     "f"(c[4 * g]), "f"(c[4 * g + 1])
+        const uint32_t at = own[g % 4] + (uint32_t)(g / 4) * 128;
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(c[4 * g]), "f"(c[4 * g + 1])
                      : "memory");
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + staged_at<S>(row + 8, column)),
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at + 8 * S::WIDTH * 4),
                      "f"(c[4 * g + 2]), "f"(c[4 * g + 3])
                      : "memory");
     }
@@ -474,21 +525,22 @@ __device__ __noinline__ void finish_slowly(const linear_args *a, uint32_t from, 
 
 enum { NO_RESIDUAL = -1 }; /* beside the types */
 
-template <int ACTIVATION, int N>
-__device__ __forceinline__ void activate_all(const linear_args *a, float (&y)[N])
+__device__ __forceinline__ float max_or_nan(float a, float b)
 {
-    if (ACTIVATION == 0)
-        return;
-    bool is_near = ACTIVATION > 0;
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
+
+template <int ACTIVATION, int N>
+__device__ __forceinline__ bool activate_near(float (&y)[N])
+{
+    float most = fabsf(y[0]);
 #pragma unroll
-    for (int i = 0; i < N; i++)
-        is_near = is_near && fabsf(y[i]) <= 8.0f;
-    if (!is_near) {
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            y[i] = activate_far(a->activation, y[i]);
-        return;
-    }
+    for (int i = 1; i < N; i++)
+        most = max_or_nan(most, fabsf(y[i]));
+    if (!(most <= 8.0f))
+        return false;
 #pragma unroll
     for (int first = 0; first < N; first += near::WIDE) {
         near::real x;
@@ -500,25 +552,40 @@ __device__ __forceinline__ void activate_all(const linear_args *a, float (&y)[N]
         for (int i = 0; i < near::WIDE; i++)
             y[first + i] = x.at[i];
     }
+    return true;
+}
+
+template <int ACTIVATION, int N>
+__device__ __forceinline__ void activate_all(const linear_args *a, float (&y)[N])
+{
+    if constexpr (ACTIVATION > 0) {
+        if (activate_near<ACTIVATION>(y))
+            return;
+    }
+    if (ACTIVATION != 0) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            y[i] = activate_far(a->activation, y[i]);
+    }
 }
 
 /* A warp's 16 staged rows: count live ones from row on, columns from column on. bias: of a lane's
  * pieces, where they lie in a column. */
 struct part {
-    uint32_t staged;
+    uint32_t staged, lane;
     int32_t count;
     int64_t row, column;
     float4 bias;
 };
 
 /* Row and column of a lane's i-th piece among them. */
-template <typename S> __device__ __forceinline__ int32_t row_of(int i)
+template <typename S> __device__ __forceinline__ int32_t row_of(const part &p, int i)
 {
-    return ((int)threadIdx.x % 32 + 32 * i) / S::LANES;
+    return (int32_t)((p.lane + 32 * (uint32_t)i) / S::LANES);
 }
-template <typename S> __device__ __forceinline__ int32_t column_of(int i)
+template <typename S> __device__ __forceinline__ int32_t column_of(const part &p, int i)
 {
-    return ((int)threadIdx.x % 32 + (S::IN_COLUMN ? 0 : 32 * i)) % S::LANES * 4;
+    return (int32_t)((p.lane + (S::IN_COLUMN ? 0 : 32 * (uint32_t)i)) % S::LANES * 4);
 }
 
 /* The bias of four columns, zeros past the last. */
@@ -528,18 +595,19 @@ __device__ __forceinline__ float4 bias_at(const linear_args *a, int64_t column)
                                     : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
-/* The residual of TOGETHER pieces from the i-th on; the last of count rows stands for those past
- * it, and 0 for columns past the last. */
+/* The residual of TOGETHER pieces from the i-th on, of which the part's first is at from; the last
+ * of count rows stands for those past it, and 0 for columns past the last. */
 template <typename T, typename S, int RESIDUAL>
-__device__ __forceinline__ void get_residual(const linear_args *a, const part &p, int first,
-                                             float (&y)[S::TOGETHER * 4])
+__device__ __forceinline__ void get_residual(const linear_args *a, const part &p, int64_t from,
+                                             int first, float (&y)[S::TOGETHER * 4])
 {
 #pragma unroll
     for (int i = 0; i < S::TOGETHER; i++) {
-        const int32_t own = row_of<S>(first + i);
-        const int64_t column = p.column + column_of<S>(first + i);
-        const int64_t at = (p.row + (own < p.count ? own : p.count - 1)) * a->residual_stride +
-                           (S::IN_COLUMN || column < a->out_features ? column : p.column);
+        const int32_t own = row_of<S>(p, first + i);
+        const int32_t column = column_of<S>(p, first + i);
+        const int64_t at =
+            from + (own < p.count ? own : p.count - 1) * a->residual_stride +
+            (S::IN_COLUMN || p.column + column < a->out_features ? column : 0);
         if (RESIDUAL == MST_CUDA_LINEAR_F32) {
             const float4 all = *(const float4 *)((const float *)a->residual + at);
             y[4 * i] = all.x, y[4 * i + 1] = all.y, y[4 * i + 2] = all.z, y[4 * i + 3] = all.w;
@@ -552,16 +620,17 @@ __device__ __forceinline__ void get_residual(const linear_args *a, const part &p
     }
 }
 
+/* As many results, of which the part's first goes to to. */
 template <typename T, typename S, int OUT>
-__device__ __forceinline__ void put_results(const linear_args *a, const part &p, int first,
-                                            const float (&y)[S::TOGETHER * 4])
+__device__ __forceinline__ void put_results(const linear_args *a, const part &p, int64_t to,
+                                            int first, const float (&y)[S::TOGETHER * 4])
 {
 #pragma unroll
     for (int i = 0; i < S::TOGETHER; i++) {
-        const int32_t own = row_of<S>(first + i);
-        const int64_t column = p.column + column_of<S>(first + i);
-        const int64_t at = (p.row + own) * a->out_stride + column;
-        const bool lies = own < p.count && (S::IN_COLUMN || column < a->out_features);
+        const int32_t own = row_of<S>(p, first + i);
+        const int32_t column = column_of<S>(p, first + i);
+        const int64_t at = to + own * a->out_stride + column;
+        const bool lies = own < p.count && (S::IN_COLUMN || p.column + column < a->out_features);
         if (OUT == MST_CUDA_LINEAR_F32) {
             if (lies)
                 *(float4 *)((float *)a->out + at) =
@@ -580,30 +649,32 @@ template <typename T, typename S, int ACTIVATION, int RESIDUAL, int OUT>
 __device__ __forceinline__ void finish_rows(const linear_args *a, const part &p)
 {
     constexpr int N = S::TOGETHER * 4;
+    const int64_t from = p.row * a->residual_stride + p.column;
+    const int64_t out = p.row * a->out_stride + p.column;
     float more[N], next[N];
-    get_residual<T, S, RESIDUAL>(a, p, 0, next);
+    get_residual<T, S, RESIDUAL>(a, p, from, 0, next);
 #pragma unroll 1
-    for (int first = 0; first < S::PIECES && row_of<S>(first) < p.count; first += S::TOGETHER) {
+    for (int first = 0; first < S::PIECES && row_of<S>(p, first) < p.count; first += S::TOGETHER) {
         float y[N];
         if (RESIDUAL != NO_RESIDUAL) {
 #pragma unroll
             for (int i = 0; i < N; i++)
                 more[i] = next[i];
             if (first + S::TOGETHER < S::PIECES)
-                get_residual<T, S, RESIDUAL>(a, p, first + S::TOGETHER, next);
+                get_residual<T, S, RESIDUAL>(a, p, from, first + S::TOGETHER, next);
         }
 #pragma unroll
         for (int i = 0; i < S::TOGETHER; i++) {
-            const int32_t row = row_of<S>(first + i) < 16 ? row_of<S>(first + i) : 15;
+            const int32_t row = row_of<S>(p, first + i) < 16 ? row_of<S>(p, first + i) : 15;
             float *to = y + 4 * i;
             asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                          : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
-                         : "r"(p.staged + staged_at<S>(row, column_of<S>(first + i))));
+                         : "r"(p.staged + staged_at<S>(row, column_of<S>(p, first + i))));
         }
 #pragma unroll
         for (int i = 0; i < S::TOGETHER; i++) {
             const float4 bias =
-                S::IN_COLUMN ? p.bias : bias_at(a, p.column + column_of<S>(first + i));
+                S::IN_COLUMN ? p.bias : bias_at(a, p.column + column_of<S>(p, first + i));
             y[4 * i] = y[4 * i] + bias.x, y[4 * i + 1] = y[4 * i + 1] + bias.y;
             y[4 * i + 2] = y[4 * i + 2] + bias.z, y[4 * i + 3] = y[4 * i + 3] + bias.w;
         }
@@ -611,7 +682,7 @@ __device__ __forceinline__ void finish_rows(const linear_args *a, const part &p)
 #pragma unroll
         for (int i = 0; i < N && RESIDUAL != NO_RESIDUAL; i++)
             y[i] = y[i] + more[i];
-        put_results<T, S, OUT>(a, p, first, y);
+        put_results<T, S, OUT>(a, p, out, first, y);
     }
 }
 
@@ -638,15 +709,15 @@ __device__ __forceinline__ void finish_with(const linear_args *a, const part &p)
 template <typename T, typename S>
 __device__ __forceinline__ void finish_part(const linear_args *a, const part &p)
 {
-    const bool whole = (S::IN_COLUMN ? p.column + column_of<S>(0) + 4 <= a->out_features
+    const bool whole = (S::IN_COLUMN ? p.column + column_of<S>(p, 0) + 4 <= a->out_features
                                      : a->out_features % 4 == 0 && p.column < a->out_features) &&
                        (a->residual == 0 || a->residual_vector != 0);
-    if (p.count <= 0 || (S::IN_COLUMN && p.column + column_of<S>(0) >= a->out_features))
+    if (p.count <= 0 || (S::IN_COLUMN && p.column + column_of<S>(p, 0) >= a->out_features))
         return;
     if (!whole) {
-        for (int i = 0; i < S::PIECES && row_of<S>(i) < p.count; i++)
-            finish_slowly<T>(a, p.staged + staged_at<S>(row_of<S>(i), column_of<S>(i)),
-                             p.row + row_of<S>(i), p.column + column_of<S>(i));
+        for (int i = 0; i < S::PIECES && row_of<S>(p, i) < p.count; i++)
+            finish_slowly<T>(a, p.staged + staged_at<S>(row_of<S>(p, i), column_of<S>(p, i)),
+                             p.row + row_of<S>(p, i), p.column + column_of<S>(p, i));
     } else if (a->activation == 0) {
         finish_with<T, S, 0>(a, p);
     } else if (a->activation == far::GELU && a->residual == 0) {
@@ -658,34 +729,133 @@ __device__ __forceinline__ void finish_part(const linear_args *a, const part &p)
     }
 }
 
-template <typename T, typename S>
-__device__ __forceinline__ void finish_tile(const linear_args *a, const work &w, uint32_t staged,
-                                            int group, int64_t tile, const float (&c)[S::SUMS])
+/* Where a piece of eight columns of a warp's rows of 16-bit results lies: swizzled. */
+__device__ __forceinline__ uint32_t packed_at(int row, int piece)
 {
-    const int warp = (int)threadIdx.x % GROUP / 32;
-    part p;
-    p.column = tile % w.columns * S::COLUMNS + group * S::COLUMN_STEP;
-    p.row = tile / w.columns * S::ROWS + group * S::ROW_STEP + warp * 16;
-    p.count = w.rows - p.row < 16 ? (int32_t)(w.rows - p.row) : 16;
-    p.staged = staged + (uint32_t)(warp * 16 * S::WIDTH * 4);
-    if (S::IN_COLUMN)
-        p.bias = bias_at(a, p.column + column_of<S>(0));
-    __syncwarp();
-    stage_rows<S>(p.staged, c);
-    __syncwarp();
-    finish_part<T, S>(a, p);
+    return (uint32_t)(row * 256 + (piece ^ (row & 7)) * 16);
 }
 
-/* A group's rows of the block's tiles. */
+/* The bias added to 16 columns in all parts, to where they are stored from: to, of a lane
+ * where the columns are the first. */
+template <typename T, typename S>
+__device__ __forceinline__ void pack_columns(uint32_t to, float4 bias,
+                                             int columns, const float (&c)[S::PARTS][S::SUMS])
+{
+    float y[S::PARTS * 8];
+#pragma unroll
+    for (int i = 0; i < S::PARTS * 8; i++) {
+        const float b = i % 8 < 4 ? (i % 2 == 0 ? bias.x : bias.y) : i % 2 == 0 ? bias.z : bias.w;
+        y[i] = c[i / 8][columns * 8 + i % 8] + b;
+    }
+#pragma unroll
+    for (int part = 0; part < S::PARTS; part++) {
+        const float *from = y + 8 * part;
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         (to ^ (uint32_t)columns * 32) + part * 4096),
+                     "r"(pack<T>(from[0], from[1])), "r"(pack<T>(from[2], from[3])),
+                     "r"(pack<T>(from[4], from[5])), "r"(pack<T>(from[6], from[7]))
+                     : "memory");
+    }
+}
+
+__device__ __forceinline__ float4 bias_of_lane(const float *bias)
+{
+    const float2 first = *(const float2 *)bias, second = *(const float2 *)(bias + 8);
+    return make_float4(first.x, first.y, second.x, second.y);
+}
+
+/* A warp's rows of 16-bit results that nothing but a bias follows, all columns of the tile being
+ * there: they are rounded first, which leaves half as much to stage. */
+template <typename T, typename S>
+__device__ __forceinline__ void finish_packed(const linear_args *a, const part &p,
+                                              const float (&c)[S::PARTS][S::SUMS])
+{
+    const int lane = (int)p.lane;
+    const float *bias = a->bias + p.column + lane % 4 * 2;
+    const uint32_t staged = p.staged + packed_at(lane % 16, lane / 16);
+    float4 next = bias_of_lane(bias);
+#pragma unroll
+    for (int columns = 0; columns < S::WIDTH / 16; columns++) {
+        const float4 now = next;
+        if (columns + 1 < S::WIDTH / 16)
+            next = bias_of_lane(bias + 16 * columns + 16);
+        pack_columns<T, S>(staged, now, columns, c);
+    }
+    __syncwarp();
+    uint16_t *to = (uint16_t *)a->out + (p.row + lane / 16) * a->out_stride + p.column + lane % 16 * 8;
+#pragma unroll 8
+    for (int i = 0; i < S::PARTS * 8; i++) {
+        const int row = 2 * i + lane / 16, own = row / 16 * 64 + row % 16;
+        uint4 all;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(all.x), "=r"(all.y), "=r"(all.z), "=r"(all.w)
+                     : "r"(p.staged + packed_at(row, lane % 16)));
+        if (own < p.count)
+            *(uint4 *)(to + (own - lane / 16) * a->out_stride) = all;
+    }
+}
+
+template <typename T, typename S>
+__device__ __forceinline__ bool finish_at_once(const linear_args *a, const part &p,
+                                               const float (&c)[S::PARTS][S::SUMS])
+{
+    if (!S::ALONE || a->residual != 0 || a->activation != 0 ||
+        a->out_type != MST_CUDA_LINEAR_HALF || p.column + S::WIDTH > a->out_features)
+        return false;
+    finish_packed<T, S>(a, p, c);
+    return true;
+}
+
+template <typename T, typename S>
+__device__ __forceinline__ void finish_tile(const linear_args *a, const work &w, uint32_t staged,
+                                            int group, int32_t tile,
+                                            float (&c)[S::PARTS][S::SUMS])
+{
+    int warp = (int)threadIdx.x % GROUP / 32;
+    part p;
+    asm volatile("" : "+r"(warp));
+    p.lane = lane_now();
+    p.column = tile % w.columns * S::COLUMNS + group * S::COLUMN_STEP;
+    p.row = (int64_t)(tile / w.columns) * S::ROWS + group * S::ROW_STEP + warp * 16;
+    p.staged = staged + (uint32_t)(warp * 16 * S::WIDTH * 4);
+    p.count = w.rows - p.row < S::ROWS ? (int32_t)(w.rows - p.row) : S::ROWS;
+    __syncwarp();
+    if (finish_at_once<T, S>(a, p, c))
+        return;
+    if (S::IN_COLUMN)
+        p.bias = bias_at(a, p.column + column_of<S>(p, 0));
+#pragma unroll 1
+    for (int i = 0; i < S::PARTS; i++, p.row += 64) {
+        p.count = w.rows - p.row < 16 ? (int32_t)(w.rows - p.row) : 16;
+        __syncwarp();
+        stage_rows<S>(p.staged, c[0]);
+        __syncwarp();
+        finish_part<T, S>(a, p);
+#pragma unroll
+        for (int sum = 0; sum < S::SUMS && S::PARTS > 1; sum++) /* what was staged is done with */
+            c[0][sum] = c[S::PARTS - 1][sum];
+    }
+}
+
+/* A group's rows of the block's tiles. The ring goes from tile to tile: where a group has tiles of
+ * its own, one after another multiplies while the other finishes and stores. */
 template <typename T, typename S>
 __device__ __forceinline__ void multiply_all(const linear_args *a, const ring &r, uint32_t staged,
                                              int group)
 {
     const work w = live_work<S>(a);
     place p = {0, 0};
-    float c[S::SUMS];
-    for (int64_t tile = blockIdx.x; tile < w.tiles; tile += gridDim.x) {
+    float c[S::PARTS][S::SUMS];
+    if (S::ALONE && group == 1) {
+        skip<S::STAGES>(p, w.steps);
+        turn_pass(group);
+    }
+    const int32_t blocks = (int32_t)gridDim.x;
+    for (int32_t tile = (int32_t)blockIdx.x + (S::ALONE ? group * blocks : 0); tile < w.tiles;
+         tile += S::ALONE ? 2 * blocks : blocks) {
         multiply_tile<T, S>(w, r, group, p, c);
+        if (S::ALONE)
+            skip<S::STAGES>(p, w.steps);
         finish_tile<T, S>(a, w, staged, group, tile, c);
     }
 }
@@ -703,7 +873,7 @@ template <typename T, typename S> __device__ __forceinline__ void run(const line
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::STAGES; i++) {
             barrier_init(r.full + i * 8, 1);
-            barrier_init(r.empty + i * 8, 2 * GROUP / 32);
+            barrier_init(r.empty + i * 8, (S::ALONE ? 1 : 2) * GROUP / 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }

@@ -10,20 +10,17 @@
  */
 
 /* Also the kernel's: MST_DEVICE, MST_NEAR, fmaf, fabsf, below(a, b, y, n) which is a < b ? y : n,
- * and where near power2(n) which is 2^n for an integral n, and reciprocal(x), 1 / x within a bit or
- * so. */
+ * and where near scale2(x, n + SHIFT) which is x 2^n for an integral n, both x and that being
+ * normal, positive(x), which is x or 0, the larger, and reciprocal(x), 1 / x within a bit or so. */
 
-MST_DEVICE real round_whole(real x) /* to nearest; |x| < 2^22 */
+/* n + SHIFT, n being the whole number nearest to x: |x| < 2^22. Its low bits are n's. */
+#define MST_SHIFT 12582912.0f
+MST_DEVICE real shift_whole(real x)
 {
-    return (x + 12582912.0f) - 12582912.0f;
+    return x + MST_SHIFT;
 }
 
 #if MST_NEAR
-MST_DEVICE real scale2(real x, real n)
-{
-    return x * power2(n);
-}
-
 /* 1 / x and y / x to the nearest: x in [1, 8], y in [2^-80, 1]. */
 MST_DEVICE real invert(real x)
 {
@@ -39,12 +36,18 @@ MST_DEVICE real divide(real y, real x)
 }
 #else
 /* x * 2^n for an integral n in [-252, 252], with gradual underflow. */
-MST_DEVICE real scale2(real x, real n)
+MST_DEVICE real scale2(real x, real shifted)
 {
+    real n = shifted - MST_SHIFT;
     int whole = n == n ? (int)n : 0;
     int half = whole / 2;
     return x * bits_to_float((uint32_t)(127 + half) << 23) *
            bits_to_float((uint32_t)(127 + whole - half) << 23);
+}
+
+MST_DEVICE real positive(real x)
+{
+    return below(x, 0.0f, 0.0f, x);
 }
 
 MST_DEVICE real invert(real x)
@@ -66,7 +69,7 @@ MST_DEVICE real exp_f32(real x)
     y = below(x, -105.0f, -105.0f, x); /* a NaN in x stays */
     y = below(89.0f, y, 89.0f, y);
 #endif
-    real n = round_whole(y * 1.44269504f);
+    real shifted = shift_whole(y * 1.44269504f), n = shifted - MST_SHIFT;
     real r = fmaf(n, -0.693359375f, y);
     r = fmaf(n, 2.12194440e-4f, r);
     real p = 0.001381453813f;
@@ -74,7 +77,7 @@ MST_DEVICE real exp_f32(real x)
     p = fmaf(p, r, 0.041668390827f);
     p = fmaf(p, r, 0.166665203968f);
     p = fmaf(p, r, 0.499999934319f);
-    return scale2(fmaf(p, r * r, r) + 1.0f, n);
+    return scale2(fmaf(p, r * r, r) + 1.0f, shifted);
 }
 
 MST_DEVICE real sigmoid_f32(real x)
@@ -92,8 +95,8 @@ MST_DEVICE real gelu_f32(real x)
 #endif
     real t = invert(fmaf(a, 0.3f, 1.0f));
     real y = a * a * -0.72134752f;
-    real n = round_whole(y);
-    real f = y - n;
+    real shifted = shift_whole(y);
+    real f = y - (shifted - MST_SHIFT);
     real e = 0.00132647273f;
     e = fmaf(e, f, 0.00967151299f);
     e = fmaf(e, f, 0.0555073358f);
@@ -109,7 +112,7 @@ MST_DEVICE real gelu_f32(real x)
     p = fmaf(p, t, -0.12194898f);
     p = fmaf(p, t, -0.119483694f);
     p = fmaf(p, t, -7.40278483e-06f);
-    return fmaf(a, scale2(p * e, n), below(x, 0.0f, 0.0f, x));
+    return fmaf(a, scale2(p * e, shifted), positive(x));
 }
 
 /* x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3): the same value as the tanh form. */

@@ -4,6 +4,7 @@
  * (`test_cuda_linear cuda:0`) what holds there too.
  */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cuda/cuda_linear.h"
@@ -58,17 +59,31 @@ static void members_by_rows(void **state)
     assert_int_equal(mst_cuda_linear_distance(9, MSTAR_DTYPE_F16), 16);
 }
 
-/* On 132 multiprocessors: the smallest tiles of which each has its own. */
+/* On 132 multiprocessors: the smallest tiles of which each has its own; of more, a group has its
+ * own too, with an activation from many on. */
 static void sharing_by_the_tiles(void **state)
 {
     (void)state;
-    assert_int_equal(mst_cuda_fused_sharing(1, 1, 132), MST_CUDA_LINEAR_SMALL);
-    assert_int_equal(mst_cuda_fused_sharing(256, 1152, 132), MST_CUDA_LINEAR_SMALL);
-    assert_int_equal(mst_cuda_fused_sharing(128, 66 * 64, 132), MST_CUDA_LINEAR_SMALL);
-    assert_int_equal(mst_cuda_fused_sharing(129, 66 * 64, 132), MST_CUDA_LINEAR_MIDDLE);
-    assert_int_equal(mst_cuda_fused_sharing(256, 4304, 132), MST_CUDA_LINEAR_MIDDLE);
-    assert_int_equal(mst_cuda_fused_sharing(256, 66 * 72, 132), MST_CUDA_LINEAR_MIDDLE);
-    assert_int_equal(mst_cuda_fused_sharing(257, 66 * 72, 132), MST_CUDA_LINEAR_WIDE);
+    enum { PING, WIDE, MIDDLE, SMALL }; /* as linear_args.h names them */
+    const int64_t cases[][4] = {
+        /* rows, columns; without an activation, with one */
+        {1, 1, SMALL, SMALL},
+        {256, 1152, SMALL, SMALL},
+        {128, 66 * 64, SMALL, SMALL},
+        {129, 66 * 64, MIDDLE, MIDDLE},
+        {256, 66 * 72, MIDDLE, MIDDLE},
+        {257, 66 * 72, WIDE, WIDE},
+        {128 * 12, 128 * 11, WIDE, WIDE},
+        {128 * 12 + 1, 128 * 11, PING, WIDE},
+        {128 * 96, 128 * 11, PING, WIDE},
+        {128 * 96 + 1, 128 * 11, PING, PING},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (int gelu = 0; gelu < 2; gelu++)
+            assert_int_equal(mst_cuda_fused_sharing(cases[i][0], cases[i][1],
+                                                    gelu ? MSTAR_ACTIVATION_GELU : 0, 132),
+                             cases[i][2 + gelu]);
+    }
 }
 
 /* An algorithm of other bits is left out, whatever it was proposed for. */
@@ -153,8 +168,7 @@ static void refuses_rows_that_depend_on_their_number(void **state)
     mstar_linear_destroy(linear);
 }
 
-/* Nor where they depend on how blocks share the work of our own product, or one of the ways stores
- * nothing and finds the rows of the way before. */
+/* Nor where they depend on how blocks share our own product, or one of the ways stores nothing. */
 static void refuses_rows_that_depend_on_the_sharing(void **state)
 {
     (void)state;
@@ -165,14 +179,12 @@ static void refuses_rows_that_depend_on_the_sharing(void **state)
     mstar_linear *linear;
     mstar_linear_desc_init(&desc);
     desc.weight_dtype = MSTAR_DTYPE_BF16;
-    for (int sharing = MST_CUDA_LINEAR_WIDE; sharing < MST_CUDA_LINEAR_NUM_SHARINGS; sharing++) {
-        int32_t *const broken[] = {&simt_odd_sharing, &simt_idle_sharing};
-        for (int i = 0; i < 2; i++) {
-            *broken[i] = sharing;
-            mstar_status status = mstar_linear_create(device, &desc, list, NULL, 1, &linear);
-            *broken[i] = -1;
-            CHECK_FAILED(status, MSTAR_DEVICE_FAILED, "depend on how many there are");
-        }
+    for (int32_t i = 0; i < 2 * MST_CUDA_LINEAR_NUM_SHARINGS; i++) {
+        int32_t *broken = i % 2 == 0 ? &simt_odd_sharing : &simt_idle_sharing;
+        *broken = i / 2;
+        mstar_status status = mstar_linear_create(device, &desc, list, NULL, 1, &linear);
+        *broken = -1;
+        CHECK_FAILED(status, MSTAR_DEVICE_FAILED, "depend on how many there are");
     }
     CHECK_OK(mstar_linear_create(device, &desc, list, NULL, 1, &linear));
     mstar_linear_destroy(linear);
@@ -339,6 +351,7 @@ static void bits_of_the_row_kernels(void **state)
             bias[i] = (float)(check_uniform(&rng, -8.0, 8.0) *
                               exp2(floor(check_uniform(&rng, round == 0 ? -20.0 : 0.0,
                                                        round == 0 ? 1.0 : 8.0))));
+        bias[0] = 0.0F;
         for (int a = MSTAR_ACTIVATION_NONE; a <= MSTAR_ACTIVATION_SIGMOID; a++) {
             mstar_linear_desc desc;
             mstar_linear *linear;
@@ -363,6 +376,97 @@ static void bits_of_the_row_kernels(void **state)
             mstar_linear_destroy(linear);
         }
     }
+}
+
+/* One product in device memory, and what is compared of it. */
+typedef struct shared_product {
+    mst_cuda_fused fused;
+    mstar_buffer *buffer;
+    size_t out_at, out_bytes;
+} shared_product;
+
+/* Operands side by side, residual, live count and result last; out is a multiple of 4. */
+static shared_product make_shared(int64_t rows, int64_t in, int64_t out, int64_t live)
+{
+    check_rng rng = {21};
+    const int64_t halves = (rows + out) * in, floats = (rows + 1) * out;
+    const size_t floats_at = (size_t)halves * 2;
+    shared_product p = {.out_bytes = (size_t)(rows * out) * sizeof(float)};
+    p.out_at = floats_at + (size_t)floats * sizeof(float) + 16;
+    char *host = calloc(1, p.out_at + p.out_bytes);
+    for (int64_t i = 0; i < halves; i++)
+        mst_store_element(host, MSTAR_DTYPE_BF16, i, (float)check_uniform(&rng, -0.4, 0.4));
+    for (int64_t i = 0; i < floats; i++)
+        ((float *)(void *)(host + floats_at))[i] = (float)check_uniform(&rng, -1.0, 1.0);
+    *(int64_t *)(void *)(host + p.out_at - 16) = live;
+    CHECK_OK(mstar_buffer_create(device, p.out_at + p.out_bytes, &p.buffer));
+    CHECK_OK(mstar_buffer_upload(p.buffer, level.streams[0], 0, host, p.out_at + p.out_bytes));
+    CHECK_OK(mstar_stream_synchronize(level.streams[0]));
+    free(host);
+    char *data = mstar_buffer_get_data(p.buffer);
+    p.fused = (mst_cuda_fused){.in_features = in,
+                               .out_features = out,
+                               .dtype = MSTAR_DTYPE_BF16,
+                               .num_rows = rows,
+                               .live = (const int64_t *)(const void *)(data + p.out_at - 16),
+                               .x = data,
+                               .weights = data + rows * in * 2,
+                               .residual.data = data + floats_at,
+                               .bias = (const float *)(const void *)(data + floats_at) + rows * out,
+                               .x_distance = in,
+                               .out.data = data + p.out_at};
+    return p;
+}
+
+/* The result of one sharing, over bytes that say what was not written. */
+static void run_shared(const shared_product *p, int32_t sharing, void *host)
+{
+    mst_cuda *cuda = mst_cuda_of(device);
+    mst_cuda_fused fused = p->fused;
+    fused.sharing = sharing;
+    memset(host, 0x5a, p->out_bytes);
+    CHECK_OK(mstar_buffer_upload(p->buffer, level.streams[0], p->out_at, host, p->out_bytes));
+    CHECK_OK(mst_cuda_enter(cuda));
+    CHECK_OK(mst_cuda_fused_run(cuda, mst_cuda_handle(level.streams[0]), &fused));
+    mst_cuda_leave(cuda);
+    CHECK_OK(mstar_buffer_download(p->buffer, level.streams[0], p->out_at, host, p->out_bytes));
+    CHECK_OK(mstar_stream_synchronize(level.streams[0]));
+}
+
+/* Every way of sharing the work, over more tiles than blocks have at once and ragged ends, with all
+ * that may follow the sums. */
+static void sharings_have_the_same_bits(void **state)
+{
+    (void)state;
+    const bool real = card_is_real();
+    const int64_t rows = real ? 7173 : 21, out = real ? 552 : 24, in = real ? 392 : 16;
+    mst_cuda *cuda = mst_cuda_of(device);
+    CHECK_OK(mst_cuda_enter(cuda));
+    bool has = mst_cuda_fused_load(cuda, MSTAR_DTYPE_BF16) == MSTAR_OK;
+    mst_cuda_leave(cuda);
+    if (!has)
+        return;
+    shared_product p = make_shared(rows, in, out, rows - 3);
+    void *residual = p.fused.residual.data;
+    char *want = malloc(p.out_bytes), *got = malloc(p.out_bytes);
+    for (int i = 0; i < 4 * 2 * 3; i++) {
+        const mstar_dtype out_dtype = i / 4 % 2 == 0 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F32;
+        p.fused.activation = (mstar_activation)(i % 4); /* none, both GELUs, and another */
+        p.fused.out = (mst_rows){p.fused.out.data, out_dtype, out, rows};
+        p.fused.residual = (mst_rows){i / 8 == 0 ? NULL : residual,
+                                      i / 8 == 1 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F32, out, rows};
+        run_shared(&p, MST_CUDA_LINEAR_SMALL, want);
+        const size_t done = (size_t)((rows - 3) * out) * mstar_dtype_bytes(out_dtype);
+        memset(got, 0x5a, p.out_bytes);
+        assert_memory_equal(want + done, got + done, p.out_bytes - done);
+        for (int32_t sharing = 0; sharing < MST_CUDA_LINEAR_SMALL; sharing++) {
+            run_shared(&p, sharing, got);
+            assert_memory_equal(got, want, p.out_bytes);
+        }
+    }
+    free(want);
+    free(got);
+    mstar_buffer_destroy(p.buffer);
 }
 
 /* A replay has eager's bits in the live rows and leaves the rows of `finish` past them alone. */
@@ -487,6 +591,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(any_stride, set_up, tear_down),
         cmocka_unit_test_setup_teardown(f16_is_near, set_up, tear_down),
         cmocka_unit_test_setup_teardown(bits_of_the_row_kernels, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(sharings_have_the_same_bits, set_up, tear_down),
         cmocka_unit_test_setup_teardown(replays_have_eagers_bits, set_up, tear_down),
         cmocka_unit_test_setup_teardown(create_survives_failed_calls, set_up, tear_down),
     };

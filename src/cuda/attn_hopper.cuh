@@ -835,14 +835,12 @@ struct hopper : tile<T, DT, 64, 1, 1, false, WGS * WARPS> { /* WGS: groups that 
             int64_t part_floats = (int64_t)a.num_kv_heads * SLOT_FLOATS;
             float *slots = a.partials + place * SLOT_FLOATS;
             base::save(slots + get(base::SPLIT) * part_floats);
-            __threadfence();
             meet(1, MULTIPLIERS);
             if (threadIdx.x == 0)
-                shared_put(work_word(), atomicInc(&a.arrivals[place], (unsigned)num_splits - 1u));
+                shared_put(work_word(), arrive(&a.arrivals[place], (unsigned)num_splits - 1u));
             meet(1, MULTIPLIERS);
             if (shared_get(work_word()) != (unsigned)num_splits - 1u)
                 return;
-            __threadfence();
             restore(slots);
             for (int part = 1; part < num_splits; part++)
                 merge_after(a, slots + part * part_floats);

@@ -13,13 +13,32 @@
 namespace mst
 {
 
-/* The next kernel may be scheduled at once; this one goes on when those before it have ended, and
- * has read and written nothing until then. */
+/* The next kernel may be scheduled at once. */
+__device__ __forceinline__ void let_others_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/* Until the kernels before have ended: what they wrote is read, and anything written, only then. */
 __device__ __forceinline__ void wait_for_others()
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+/* Counts up to last and from there to 0; what it was. Orders what this thread, and those that it has
+ * met at a barrier, wrote before against what they read after on the whole card. */
+__device__ __forceinline__ unsigned arrive(unsigned *count, unsigned last)
+{
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(count), "r"(last)
+                 : "memory");
+    return before;
 }
 
 template <typename T>

@@ -512,6 +512,8 @@ struct tile {
         passed = 0;
         if (threadIdx.x != 0)
             return;
+        expect_map(k_map);
+        expect_map(v_map);
         for (unsigned i = 0; i < STAGES; i++) {
             barrier_init(full(false, i), 1);
             barrier_init(full(true, i), 1);
@@ -522,7 +524,7 @@ struct tile {
     /* Keys of a block, also those past the segment; one thread speaks for all. */
     __device__ __forceinline__ void fetch_block(bool of_v, unsigned block) const
     {
-        if (threadIdx.x != 0)
+        if (__shfl_sync(0xffffffffu, warp(), 0) != 0 || !is_elected())
             return;
         uint32_t barrier = full(of_v, block + passed);
         uint32_t to = of_v ? v_at(block) : k_at(block);
@@ -593,20 +595,22 @@ struct tile {
 #if defined(MST_GROUP)
     __device__ __forceinline__ void begin_scores(float (&s)[MT][BN / 8][4], uint32_t k_at)
     {
+        const matrix q = describe(q_smem, 0), k = describe(k_at, 0);
         multiply_begin();
 #pragma unroll
         for (int d = 0; d < DG; d++)
-            multiply<T>(s[0], describe(q_smem + d / 4 * (ROWS * 128) + d % 4 * 32, 0),
-                        describe(k_at + d / 4 * (BN * 128) + d % 4 * 32, 0), d > 0);
+            multiply<T>(s[0], moved(q, d / 4 * (ROWS * 128) + d % 4 * 32),
+                        moved(k, d / 4 * (BN * 128) + d % 4 * 32), d > 0);
         multiply_commit();
     }
 
     __device__ __forceinline__ void begin_accumulate(const uint32_t (&p)[MT][KT][4], uint32_t v_at)
     {
+        const matrix v = describe(v_at, BN * 128);
         multiply_begin();
 #pragma unroll
         for (int n = 0; n < KT; n++)
-            multiply_rows<T>(o[0], p[0][n], describe(v_at + n * 2048, BN * 128));
+            multiply_rows<T>(o[0], p[0][n], moved(v, n * 2048));
         multiply_commit();
     }
 #endif
@@ -1070,10 +1074,13 @@ struct tile {
 
         /* rows of q are there, and everybody is done with v of the block before */
         __syncthreads();
-        if (block != first)
-            fetch_block(true, block);
         wait_for(false, block);
-        scores<EDGE, false>(s, k_at(block), 0, KT);
+        if (DT > 128 && block != first)
+            fetch_block(true, block);
+        begin_scores(s, k_at(block));
+        if (DT <= 128 && block != first)
+            fetch_block(true, block); /* what a thread asks of the copy engine takes its time */
+        multiply_wait<0>(s[0]);
         if (EDGE)
             mask<false>(a, causal, s, (int)(block * BN));
         if (block < last) {
@@ -1110,15 +1117,15 @@ struct tile {
     {
 #if defined(MST_BULK)
         if constexpr (BULK) {
+            /* what a thread asks of the copy engine takes as long as a product */
             __syncthreads();
-            if (block < last)
-                fetch_block(false, block + 1);
-            if (!FIRST)
-                fetch_block(true, block);
             wait_for(false, block);
             begin_scores(s, k_at(block));
+            if (block < last)
+                fetch_block(false, block + 1);
             if (FIRST)
                 return;
+            fetch_block(true, block);
             wait_for(true, block - 1);
             begin_accumulate(p, v_at(block - 1));
             return;
@@ -1161,6 +1168,7 @@ struct tile {
                                                bool was_edge, uint32_t (&p)[MT][KT][4],
                                                unsigned block, unsigned last)
     {
+        constexpr int CHAINS = BULK ? 4 : 1; /* registers are there for it */
         float s[MT][BN / 8][4], shrink[MT][2];
 
         /* k of this block and v of the one before are there, and everybody is done with those before
@@ -1172,7 +1180,9 @@ struct tile {
         multiply_wait<FIRST ? 0 : 1>(s[0]);
         if (EDGE)
             mask<false>(a, causal, s, (int)(block * BN));
-        weights<false>(a, s, shrink);
+        weights<false, CHAINS>(a, s, shrink);
+        if (!FIRST && BULK) /* alone on its multiprocessor; elsewhere other blocks use the time */
+            done_before_waits(l[0][0] + l[0][1]);
         if (!FIRST)
             multiply_wait<0>(o[0]);
         rescale(a, shrink);
@@ -1667,14 +1677,12 @@ struct tile {
             int64_t part_floats = (int64_t)a.num_kv_heads * SLOT_FLOATS;
             float *slots = a.partials + place * SLOT_FLOATS;
             save(slots + get(SPLIT) * part_floats);
-            __threadfence();
             __syncthreads();
             if (threadIdx.x == 0)
-                *word(smem, TURN_WORD) = atomicInc(&a.arrivals[place], (unsigned)num_splits - 1u);
+                *word(smem, TURN_WORD) = arrive(&a.arrivals[place], (unsigned)num_splits - 1u);
             __syncthreads();
             if (*word(smem, TURN_WORD) != (unsigned)num_splits - 1u)
                 return;
-            __threadfence();
             merge_all(a, slots, part_floats, num_splits);
         }
         store(a, kv_head * a.group);
@@ -1685,14 +1693,16 @@ struct tile {
         q_smem = (uint32_t)__cvta_generic_to_shared(smem);
         unsigned per_item = (unsigned)a.num_kv_heads;
         unsigned work = blockIdx.x;
-        /* asked for before the length of the list is here: the grid is never larger than the list's
-           memory, and an item that is not of this plan is not looked at */
+        /* Asked for before the length of the list is here: the grid is never larger than the list's
+           memory, and an item that is not of this plan is not looked at. The list is a plan's, which
+           no kernel writes, so neither waits for the kernels before. */
         if (threadIdx.x == 0)
             fetch_item(a, work / per_item, 0);
         unsigned total = (unsigned)a.header->num_items * per_item;
         int causal = a.header->causal;
         bool shared = total > gridDim.x; /* else every block has one piece of work at most */
         unsigned pending = 0;
+        wait_for_others();
         if (shared && work < total && threadIdx.x == 0)
             pending = atomicAdd(&a.counters->next, 1u);
         copies_commit();
@@ -1741,11 +1751,9 @@ struct tile {
             if (a.lse != NULL && lane() == 0)
                 a.lse[row * a.lse_row_stride + head] = MST_NEG_INF;
         }
-        if (shared && threadIdx.x == 0) {
-            __threadfence();
-            if (atomicInc(&a.counters->done, gridDim.x - 1u) == gridDim.x - 1u)
-                a.counters->next = 0;
-        }
+        if (shared && threadIdx.x == 0 &&
+            arrive(&a.counters->done, gridDim.x - 1u) == gridDim.x - 1u)
+            a.counters->next = 0;
     }
 };
 
@@ -1758,7 +1766,7 @@ struct tile {
         NAME(const __grid_constant__ mst_cuda_attn_args args)          \
     {                                                                  \
         extern __shared__ __align__(1024) char mst_smem[];             \
-        mst::wait_for_others();                                        \
+        mst::let_others_begin();                                       \
         mst::tile<mst::T, DT, BN, MT, STAGES, GROUP> t;                \
         t.run(args, mst_smem);                                         \
     }
@@ -1769,7 +1777,7 @@ struct tile {
         NAME(const __grid_constant__ mst_cuda_hopper_args args)              \
     {                                                                        \
         extern __shared__ __align__(1024) char mst_smem[];                   \
-        mst::wait_for_others();                                              \
+        mst::let_others_begin();                                             \
         mst::tile<mst::T, DT, BN, 1, STAGES, true, mst::WARPS, true> t;      \
         t.k_map = &args.k;                                                   \
         t.v_map = &args.v;                                                   \

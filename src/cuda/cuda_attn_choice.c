@@ -9,7 +9,10 @@
  * partial results through memory; both bounds are about a card of some hundred multiprocessors. */
 #define FEW_TILES 128
 #define PART_KEYS_NARROW 1024
-#define PART_KEYS_WIDE 512 /* head dims above 128, whose blocks take longer */
+/* Head dims above 128, whose blocks of keys take longer: as many parts as have so many keys each,
+ * and all alike, since the longest is what a tile waits for. */
+#define LEAST_KEYS_WIDE 352
+#define BLOCK_KEYS_WIDE 64 /* a part is whole blocks of any kernel */
 
 int32_t mst_cuda_attn_tile_head_dim(int32_t head_dim)
 {
@@ -19,11 +22,13 @@ int32_t mst_cuda_attn_tile_head_dim(int32_t head_dim)
 int64_t mst_cuda_attn_part_keys(int32_t tile_head_dim, int64_t rows, int64_t num_kv_heads,
                                 int64_t lk)
 {
-    int64_t part = tile_head_dim > 128 ? PART_KEYS_WIDE : PART_KEYS_NARROW;
-    if (lk < part + part / 2 || num_kv_heads > FEW_TILES ||
-        mst_ceil_div(rows, 64) * num_kv_heads > FEW_TILES)
+    if (num_kv_heads > FEW_TILES || mst_ceil_div(rows, 64) * num_kv_heads > FEW_TILES)
         return 0;
-    return part;
+    if (tile_head_dim > 128) {
+        int64_t parts = lk / LEAST_KEYS_WIDE;
+        return parts < 2 ? 0 : mst_round_up(mst_ceil_div(lk, parts), BLOCK_KEYS_WIDE);
+    }
+    return lk < PART_KEYS_NARROW + PART_KEYS_NARROW / 2 ? 0 : PART_KEYS_NARROW;
 }
 
 int32_t mst_cuda_attn_blocks(int32_t fit, int32_t rows, int32_t limit)

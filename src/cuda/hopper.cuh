@@ -58,6 +58,12 @@ __device__ __forceinline__ void barrier_wait(uint32_t first, uint32_t first_pari
 
 /* ---- the copy engine ------------------------------------------------------------------------- */
 
+/* A map that is about to be needed, on its way already. */
+__device__ __forceinline__ void expect_map(const mst_cuda_tensor_map *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 /* A box at (first element, head, first row), whose bytes the barrier counts. */
 __device__ __forceinline__ void fetch(uint32_t to, const mst_cuda_tensor_map *map, int32_t element,
                                       int32_t head, int32_t row, uint32_t barrier)
@@ -66,6 +72,15 @@ __device__ __forceinline__ void fetch(uint32_t to, const mst_cuda_tensor_map *ma
                  "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
                  "l"(map), "r"(element), "r"(head), "r"(row), "r"(barrier)
                  : "memory");
+}
+
+/* One lane of the warp, whose lanes are all here; the compiler knows that it is one. */
+__device__ __forceinline__ bool is_elected()
+{
+    uint32_t elected;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n"
+                 : "=r"(elected));
+    return elected != 0;
 }
 
 /* ---- matrix instructions --------------------------------------------------------------------- */

@@ -114,6 +114,7 @@ using mst::barrier_init;
 using mst::barrier_wait;
 using mst::bf16;
 using mst::f16;
+using mst::is_elected;
 using mst::multiply_begin;
 using mst::multiply_commit;
 using mst::pack;
@@ -263,15 +264,6 @@ __device__ __forceinline__ void fetch(uint32_t to, const mst_cuda_tensor_map *ma
                  "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                  "l"(map), "r"(element), "r"(row), "r"(barrier)
                  : "memory");
-}
-
-/* One lane of the warp; the compiler knows that it is one. */
-__device__ __forceinline__ bool is_elected()
-{
-    uint32_t elected;
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n"
-                 : "=r"(elected));
-    return elected != 0;
 }
 
 /* The next kernel may be scheduled. */

@@ -106,7 +106,6 @@ void __syncwarp();
 int __any_sync(unsigned mask, int value);
 float __shfl_sync(unsigned mask, float value, int from);
 float __shfl_xor_sync(unsigned mask, float value, int lane);
-static inline void __threadfence() {}
 /* One thread runs at a time. */
 static inline unsigned atomicAdd(unsigned *at, unsigned add)
 {
@@ -114,12 +113,13 @@ static inline unsigned atomicAdd(unsigned *at, unsigned add)
     *at = old + add;
     return old;
 }
-static inline unsigned atomicInc(unsigned *at, unsigned last)
+static inline unsigned arrive(unsigned *at, unsigned last)
 {
     unsigned old = *at;
     *at = old >= last ? 0 : old + 1;
     return old;
 }
+static inline void wait_for_others() {}
 /* Shared memory is numbered from 0. */
 static inline uint32_t __cvta_generic_to_shared(const void *)
 {
@@ -181,11 +181,17 @@ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
  */
 
 #define MST_GROUP
-static inline uint64_t describe(uint32_t address, uint32_t panel_bytes)
+typedef uint64_t matrix;
+static inline matrix describe(uint32_t address, uint32_t panel_bytes)
 {
     return address | (uint64_t)panel_bytes << 32;
 }
+static inline matrix moved(matrix from, uint32_t bytes)
+{
+    return from + bytes;
+}
 static inline void show_writes() {}
+static inline void done_before_waits(float) {}
 static inline void multiply_begin() {}
 static inline void multiply_commit() {}
 template <int LEFT, int N> inline void multiply_wait(float (&)[N][4]) {}

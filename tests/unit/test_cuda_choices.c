@@ -11,7 +11,13 @@ static void splits_by_the_segment_alone(void **state)
     /* few rows over many keys; not where there are enough tiles, or too few keys */
     assert_int_equal(mst_cuda_attn_part_keys(64, 126, 32, 8160), 1024);
     assert_int_equal(mst_cuda_attn_part_keys(64, 258, 16, 7998), 1024);
+    assert_int_equal(mst_cuda_attn_part_keys(256, 400, 1, 703), 0);
+    assert_int_equal(mst_cuda_attn_part_keys(256, 400, 1, 704), 384);
+    assert_int_equal(mst_cuda_attn_part_keys(256, 400, 1, 850), 448);
     assert_int_equal(mst_cuda_attn_part_keys(256, 400, 1, 1018), 512);
+    assert_int_equal(mst_cuda_attn_part_keys(256, 400, 1, 1055), 576);
+    assert_int_equal(mst_cuda_attn_part_keys(256, 400, 1, 1850), 384);
+    assert_int_equal(mst_cuda_attn_part_keys(256, 1, 1, INT32_MAX), 384);
     assert_int_equal(mst_cuda_attn_part_keys(64, 426, 20, 1500), 0);
     assert_int_equal(mst_cuda_attn_part_keys(128, 16384, 24, 512), 0);
     assert_int_equal(mst_cuda_attn_part_keys(128, 64, 32, 1024), 0);

@@ -15,7 +15,7 @@
 
 /* Partial results of one plan, counted in tiles of 64 rows of one head. A plan that would need more
  * leaves the rest of its parts to be done one after the other, with the same bits. */
-#define MAX_SLOTS 640
+#define MAX_SLOTS 896
 #define ITEM_ROWS 128 /* rows of the group in an item of the planner's list */
 /* Keys and values of segments that are listed together under a mask: a third of an H200's
  * second-level cache, and work for all of its multiprocessors. */
@@ -374,7 +374,7 @@ static bool describe(const mst_cuda *cuda, const mst_attn_call *call, const void
                MST_CUDA_MAP_PROMOTE_256, 0) == MST_CUDA_SUCCESS;
 }
 
-/* What the copy engine is told of k and v; false where it cannot be told. */
+/* What the copy engine is told of k and v; false where it cannot be told, or nothing is there. */
 static bool describe_keys(const mst_cuda *cuda, const mst_attn_call *call,
                           mst_cuda_hopper_args *args)
 {
@@ -382,9 +382,9 @@ static bool describe_keys(const mst_cuda *cuda, const mst_attn_call *call,
     if (args->attn.elements || !can_describe(shape, call->k_row_stride, call->k_head_stride) ||
         !can_describe(shape, call->v_row_stride, call->v_head_stride))
         return false;
-    return call->kv_rows == 0 ||
-           (describe(cuda, call, call->k, call->k_row_stride, call->k_head_stride, &args->k) &&
-            describe(cuda, call, call->v, call->v_row_stride, call->v_head_stride, &args->v));
+    return call->kv_rows > 0 &&
+           describe(cuda, call, call->k, call->k_row_stride, call->k_head_stride, &args->k) &&
+           describe(cuda, call, call->v, call->v_row_stride, call->v_head_stride, &args->v);
 }
 
 /* Blocks stay and take work, so more than fit are never launched. */

@@ -9,8 +9,8 @@
  * partial results through memory; both bounds are about a card of some hundred multiprocessors. */
 #define FEW_TILES 128
 #define PART_KEYS_NARROW 1024
-/* Head dims above 128, whose blocks of keys take longer: as many parts as have so many keys each,
- * and all alike, since the longest is what a tile waits for. */
+/* Head dims above 128, whose blocks of keys take longer: parts of so many keys or more, all of one
+ * size but the last, which is what they leave. A tile waits for the longest. */
 #define LEAST_KEYS_WIDE 352
 #define BLOCK_KEYS_WIDE 64 /* a part is whole blocks of any kernel */
 

@@ -225,9 +225,9 @@ static void parts_beyond_the_slots(void **state)
     cuda_attn_run_problem(&problem, NULL, &data);
     for (int64_t i = 1; i < 8; i++)
         assert_true(attn_same_bits(&data.out.tensor, 0, &data.out.tensor, i, 1));
-    if (gpu.card == NULL) { /* 640 places, 128 a segment */
-        assert_int_equal(gpu.mock->split_items, 10);
-        assert_int_equal(gpu.mock->items, 13);
+    if (gpu.card == NULL) { /* 896 places, 128 a segment */
+        assert_int_equal(gpu.mock->split_items, 14);
+        assert_int_equal(gpu.mock->items, 15);
     }
     attn_data_free(&data);
 }

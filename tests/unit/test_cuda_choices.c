@@ -1,6 +1,7 @@
 /* test_cuda_choices.c - what the CUDA backend decides from numbers alone: parts, tiles, instances.
  */
 #include "cuda/cuda.h"
+#include "cuda/cuda_linear.h"
 #include "support_check.h"
 
 /* ---- choices --------------------------------------------------------------------------------- */
@@ -101,6 +102,33 @@ static void short_segments_share(void **state)
     assert_false(mst_cuda_attn_prefers_sharing(64, 22, 6, 12, 132));
 }
 
+/* On 132 multiprocessors: the smallest tiles of which each has its own; of more, a group has its
+ * own too, with an activation from many on. */
+static void sharing_by_the_tiles(void **state)
+{
+    (void)state;
+    enum { PING, WIDE, MIDDLE, SMALL }; /* as linear_args.h names them */
+    const int64_t cases[][4] = {
+        /* rows, columns; without an activation, with one */
+        {1, 1, SMALL, SMALL},
+        {256, 1152, SMALL, SMALL},
+        {128, 66 * 64, SMALL, SMALL},
+        {129, 66 * 64, MIDDLE, MIDDLE},
+        {256, 66 * 72, MIDDLE, MIDDLE},
+        {257, 66 * 72, WIDE, WIDE},
+        {128 * 12, 128 * 11, WIDE, WIDE},
+        {128 * 12 + 1, 128 * 11, PING, WIDE},
+        {128 * 96, 128 * 11, PING, WIDE},
+        {128 * 96 + 1, 128 * 11, PING, PING},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (int gelu = 0; gelu < 2; gelu++)
+            assert_int_equal(mst_cuda_fused_sharing(cases[i][0], cases[i][1],
+                                                    gelu ? MSTAR_ACTIVATION_GELU : 0, 132),
+                             cases[i][2 + gelu]);
+    }
+}
+
 /* Every instance costs time to compile and room in the library. */
 static void few_enough_kernels(void **state)
 {
@@ -119,7 +147,7 @@ int main(void)
         cmocka_unit_test(splits_by_the_segment_alone), cmocka_unit_test(tiles_by_the_layout),
         cmocka_unit_test(few_tiles_by_the_head_dim),   cmocka_unit_test(blocks_by_their_memory),
         cmocka_unit_test(long_segments_are_copied),    cmocka_unit_test(short_segments_share),
-        cmocka_unit_test(few_enough_kernels),
+        cmocka_unit_test(sharing_by_the_tiles),        cmocka_unit_test(few_enough_kernels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -59,33 +59,6 @@ static void members_by_rows(void **state)
     assert_int_equal(mst_cuda_linear_distance(9, MSTAR_DTYPE_F16), 16);
 }
 
-/* On 132 multiprocessors: the smallest tiles of which each has its own; of more, a group has its
- * own too, with an activation from many on. */
-static void sharing_by_the_tiles(void **state)
-{
-    (void)state;
-    enum { PING, WIDE, MIDDLE, SMALL }; /* as linear_args.h names them */
-    const int64_t cases[][4] = {
-        /* rows, columns; without an activation, with one */
-        {1, 1, SMALL, SMALL},
-        {256, 1152, SMALL, SMALL},
-        {128, 66 * 64, SMALL, SMALL},
-        {129, 66 * 64, MIDDLE, MIDDLE},
-        {256, 66 * 72, MIDDLE, MIDDLE},
-        {257, 66 * 72, WIDE, WIDE},
-        {128 * 12, 128 * 11, WIDE, WIDE},
-        {128 * 12 + 1, 128 * 11, PING, WIDE},
-        {128 * 96, 128 * 11, PING, WIDE},
-        {128 * 96 + 1, 128 * 11, PING, PING},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        for (int gelu = 0; gelu < 2; gelu++)
-            assert_int_equal(mst_cuda_fused_sharing(cases[i][0], cases[i][1],
-                                                    gelu ? MSTAR_ACTIVATION_GELU : 0, 132),
-                             cases[i][2 + gelu]);
-    }
-}
-
 /* An algorithm of other bits is left out, whatever it was proposed for. */
 static void only_algorithms_of_the_same_bits(void **state)
 {
@@ -386,7 +359,8 @@ typedef struct shared_product {
 } shared_product;
 
 /* Operands side by side, residual, live count and result last; out is a multiple of 4. */
-static shared_product make_shared(int64_t rows, int64_t in, int64_t out, int64_t live)
+static shared_product make_shared(mstar_dtype dtype, int64_t rows, int64_t in, int64_t out,
+                                  int64_t live)
 {
     check_rng rng = {21};
     const int64_t halves = (rows + out) * in, floats = (rows + 1) * out;
@@ -395,7 +369,7 @@ static shared_product make_shared(int64_t rows, int64_t in, int64_t out, int64_t
     p.out_at = floats_at + (size_t)floats * sizeof(float) + 16;
     char *host = calloc(1, p.out_at + p.out_bytes);
     for (int64_t i = 0; i < halves; i++)
-        mst_store_element(host, MSTAR_DTYPE_BF16, i, (float)check_uniform(&rng, -0.4, 0.4));
+        mst_store_element(host, dtype, i, (float)check_uniform(&rng, -0.4, 0.4));
     for (int64_t i = 0; i < floats; i++)
         ((float *)(void *)(host + floats_at))[i] = (float)check_uniform(&rng, -1.0, 1.0);
     *(int64_t *)(void *)(host + p.out_at - 16) = live;
@@ -406,7 +380,7 @@ static shared_product make_shared(int64_t rows, int64_t in, int64_t out, int64_t
     char *data = mstar_buffer_get_data(p.buffer);
     p.fused = (mst_cuda_fused){.in_features = in,
                                .out_features = out,
-                               .dtype = MSTAR_DTYPE_BF16,
+                               .dtype = dtype,
                                .num_rows = rows,
                                .live = (const int64_t *)(const void *)(data + p.out_at - 16),
                                .x = data,
@@ -433,30 +407,20 @@ static void run_shared(const shared_product *p, int32_t sharing, void *host)
     CHECK_OK(mstar_stream_synchronize(level.streams[0]));
 }
 
-/* Every way of sharing the work, over more tiles than blocks have at once and ragged ends, with all
- * that may follow the sums. */
-static void sharings_have_the_same_bits(void **state)
+/* Every way of sharing the work has the same bits, with all that may follow the sums. */
+static void check_sharings(mstar_dtype dtype, int64_t rows, int64_t in, int64_t out, int64_t live)
 {
-    (void)state;
-    const bool real = card_is_real();
-    const int64_t rows = real ? 7173 : 21, out = real ? 552 : 24, in = real ? 392 : 16;
-    mst_cuda *cuda = mst_cuda_of(device);
-    CHECK_OK(mst_cuda_enter(cuda));
-    bool has = mst_cuda_fused_load(cuda, MSTAR_DTYPE_BF16) == MSTAR_OK;
-    mst_cuda_leave(cuda);
-    if (!has)
-        return;
-    shared_product p = make_shared(rows, in, out, rows - 3);
+    shared_product p = make_shared(dtype, rows, in, out, live);
     void *residual = p.fused.residual.data;
     char *want = malloc(p.out_bytes), *got = malloc(p.out_bytes);
     for (int i = 0; i < 4 * 2 * 3; i++) {
-        const mstar_dtype out_dtype = i / 4 % 2 == 0 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F32;
+        const mstar_dtype out_dtype = i / 4 % 2 == 0 ? dtype : MSTAR_DTYPE_F32;
         p.fused.activation = (mstar_activation)(i % 4); /* none, both GELUs, and another */
         p.fused.out = (mst_rows){p.fused.out.data, out_dtype, out, rows};
         p.fused.residual = (mst_rows){i / 8 == 0 ? NULL : residual,
-                                      i / 8 == 1 ? MSTAR_DTYPE_BF16 : MSTAR_DTYPE_F32, out, rows};
+                                      i / 8 == 1 ? dtype : MSTAR_DTYPE_F32, out, rows};
         run_shared(&p, MST_CUDA_LINEAR_SMALL, want);
-        const size_t done = (size_t)((rows - 3) * out) * mstar_dtype_bytes(out_dtype);
+        const size_t done = (size_t)(live * out) * mstar_dtype_bytes(out_dtype);
         memset(got, 0x5a, p.out_bytes);
         assert_memory_equal(want + done, got + done, p.out_bytes - done);
         for (int32_t sharing = 0; sharing < MST_CUDA_LINEAR_SMALL; sharing++) {
@@ -467,6 +431,28 @@ static void sharings_have_the_same_bits(void **state)
     free(want);
     free(got);
     mstar_buffer_destroy(p.buffer);
+}
+
+/* Over more tiles than blocks have at once and ragged ends; steps of the depth that are one, as
+ * many as the ring has stages, and others; no live row, one, and so many that some blocks have one
+ * tile and some none. */
+static void sharings_have_the_same_bits(void **state)
+{
+    (void)state;
+    const bool real = card_is_real();
+    const int64_t rows = real ? 7173 : 21, out = real ? 552 : 24;
+    const int64_t depths[] = {real ? 392 : 16, real ? 64 : 8, real ? 320 : 24};
+    const int64_t lives[] = {rows - 3, rows / 4, 1, 0};
+    mst_cuda *cuda = mst_cuda_of(device);
+    for (int half = 1; half < 3; half++) {
+        CHECK_OK(mst_cuda_enter(cuda));
+        bool has = mst_cuda_fused_load(cuda, linear_dtypes[half]) == MSTAR_OK;
+        mst_cuda_leave(cuda);
+        for (int i = 0; i < 3 && has; i++)
+            check_sharings(linear_dtypes[half], rows, depths[i], out, lives[0]);
+        for (int i = 1; i < 4 && has; i++)
+            check_sharings(linear_dtypes[half], rows, depths[0], out, lives[i]);
+    }
 }
 
 /* A replay has eager's bits in the live rows and leaves the rows of `finish` past them alone. */
@@ -580,7 +566,6 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(members_by_rows),
-        cmocka_unit_test(sharing_by_the_tiles),
         cmocka_unit_test_setup_teardown(only_algorithms_of_the_same_bits, set_up, tear_down),
         cmocka_unit_test_setup_teardown(our_own_bits_come_first, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_reason_is_told, set_up, tear_down),

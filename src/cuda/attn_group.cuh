@@ -42,17 +42,6 @@ __device__ __forceinline__ void done_before_waits(float x)
                  : "memory");
 }
 
-/* Until at most so many of the last committed are not done; c is read or written after it. */
-template <int LEFT, int N> __device__ __forceinline__ void multiply_wait(float (&c)[N][4])
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-#pragma unroll
-    for (int i = 0; i < N; i++)
-#pragma unroll
-        for (int x = 0; x < 4; x++)
-            asm volatile("" : "+f"(c[i][x])::"memory");
-}
-
 #define MST_C1(c, i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
 #define MST_C4(c, i) MST_C1(c, i), MST_C1(c, i + 1), MST_C1(c, i + 2), MST_C1(c, i + 3)
 #define MST_C8(c, i) MST_C4(c, i), MST_C4(c, i + 4)
@@ -73,16 +62,13 @@ template <typename T>
 __device__ __forceinline__ void multiply_rows(float (&c)[32][4], const uint32_t (&a)[4],
                                               matrix b);
 
-#define MST_HIGH MST_HIGH_TEXT(MST_DESCRIBED_HIGH)
-#define MST_HIGH_TEXT(x) MST_HIGH_TEXT_OF(x)
-#define MST_HIGH_TEXT_OF(x) #x
 #define MST_GROUP_INSTRUCTIONS(TYPE) \
     template <> \
     __device__ __forceinline__ void multiply<TYPE>(float (&c)[8][4], matrix a, \
         matrix b, bool keep) \
     { \
         asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\n" \
-            "mov.b64 a, {%32, " MST_HIGH "};\nmov.b64 b, {%33, " MST_HIGH "};\n" \
+            "mov.b64 a, {%32, " MST_DESCRIBED_HIGH_TEXT "};\nmov.b64 b, {%33, " MST_DESCRIBED_HIGH_TEXT "};\n" \
             "wgmma.mma_async.sync.aligned.m64n64k16.f32." #TYPE "." #TYPE " {" \
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, " \
             "%14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, " \
@@ -95,7 +81,7 @@ __device__ __forceinline__ void multiply_rows(float (&c)[32][4], const uint32_t 
     __device__ __forceinline__ void multiply_rows<TYPE>(float (&c)[8][4], \
         const uint32_t (&a)[4], matrix b) \
     { \
-        asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%36, " MST_HIGH "};\n" \
+        asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%36, " MST_DESCRIBED_HIGH_TEXT "};\n" \
             "wgmma.mma_async.sync.aligned.m64n64k16.f32." #TYPE "." #TYPE " {" \
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, " \
             "%14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, " \
@@ -108,7 +94,7 @@ __device__ __forceinline__ void multiply_rows(float (&c)[32][4], const uint32_t 
     __device__ __forceinline__ void multiply_rows<TYPE>(float (&c)[16][4], \
         const uint32_t (&a)[4], matrix b) \
     { \
-        asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%68, " MST_HIGH "};\n" \
+        asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%68, " MST_DESCRIBED_HIGH_TEXT "};\n" \
             "wgmma.mma_async.sync.aligned.m64n128k16.f32." #TYPE "." #TYPE " {" \
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, " \
             "%14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, " \
@@ -123,7 +109,7 @@ __device__ __forceinline__ void multiply_rows(float (&c)[32][4], const uint32_t 
     __device__ __forceinline__ void multiply_rows<TYPE>(float (&c)[32][4], \
         const uint32_t (&a)[4], matrix b) \
     { \
-        asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%132, " MST_HIGH "};\n" \
+        asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%132, " MST_DESCRIBED_HIGH_TEXT "};\n" \
             "wgmma.mma_async.sync.aligned.m64n256k16.f32." #TYPE "." #TYPE " {" \
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, " \
             "%14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, " \

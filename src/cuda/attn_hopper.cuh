@@ -29,8 +29,6 @@ namespace mst
 
 /* ---- products of 64 rows --------------------------------------------------------------------- */
 
-#define MST_TEXT(x) MST_TEXT_OF(x)
-#define MST_TEXT_OF(x) #x
 #define MST_SUMS_8(c, j)                                                           \
     "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3]), "+f"(c[j + 1][0]), \
         "+f"(c[j + 1][1]), "+f"(c[j + 1][2]), "+f"(c[j + 1][3])
@@ -56,7 +54,7 @@ __device__ __forceinline__ void multiply_add(float (&c)[GROUPS][4], const uint32
     {                                                                                         \
         asm volatile("{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %" #KEEP ", 0;\n"        \
                      "mov.b64 b, {%" #B                                                       \
-                     ", " MST_TEXT(MST_DESCRIBED_HIGH) "};\n"                                 \
+                     ", " MST_DESCRIBED_HIGH_TEXT "};\n"                                        \
                                                        "wgmma.mma_async.sync.aligned.m64n" #N \
                                                        "k16.f32." #TYPE "." #TYPE             \
                                                        " {" MST_NAMES_##SUMS                  \

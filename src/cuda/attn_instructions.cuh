@@ -9,25 +9,10 @@
 #define MST_CUDA_ATTN_INSTRUCTIONS_CUH
 
 #include "cuda/half_types.cuh"
+#include "cuda/overlap.cuh"
 
 namespace mst
 {
-
-/* The next kernel may be scheduled at once. */
-__device__ __forceinline__ void let_others_begin()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-/* Until the kernels before have ended: what they wrote is read, and anything written, only then. */
-__device__ __forceinline__ void wait_for_others()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 /* Counts up to last and from there to 0; what it was. Orders what this thread, and those that it has
  * met at a barrier, wrote before against what they read after on the whole card. */

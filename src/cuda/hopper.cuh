@@ -101,6 +101,17 @@ __device__ __forceinline__ void multiply_commit()
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
+/* Until at most so many of the last committed are not done; c is read or written after it. */
+template <int LEFT, int N, int SUMS> __device__ __forceinline__ void multiply_wait(float (&c)[N][SUMS])
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int x = 0; x < SUMS; x++)
+            asm volatile("" : "+f"(c[i][x])::"memory");
+}
+
 /* A matrix in shared memory, as the instructions have it described: rows 128 bytes apart, their
  * 16-byte pieces swizzled in groups of 8 rows. The low word tells where it begins, and how many
  * bytes on the next 64 columns are where those are not what is summed over; the high word is
@@ -109,7 +120,7 @@ __device__ __forceinline__ uint32_t describe_low(uint32_t address, uint32_t step
 {
     return (address & 0x3ffffu) >> 4 | step >> 4 << 16;
 }
-#define MST_DESCRIBED_HIGH 0x40000040
+#define MST_DESCRIBED_HIGH_TEXT "0x40000040"
 
 } // namespace mst
 

@@ -9,13 +9,15 @@
  * A block takes one tile of the result after another. One warp has the copy engine fetch steps of
  * the depth into a ring in shared memory, those of the next tile while two groups of four warps
  * finish and store theirs; where blocks have several tiles each group has tiles of its own, and one
- * multiplies while the other finishes. Rows and columns past the matrices come in as zeros and are not stored.
+ * multiplies while the other finishes. Rows and columns past the matrices come in as zeros and are
+ * not stored.
  * The kernel may begin before those ahead of it in the stream have ended: weights, which no kernel
  * writes, are fetched then, and nothing else is read or written.
  */
 #include "cuda/half_types.cuh"
 #include "cuda/hopper.cuh"
 #include "cuda/linear_args.h"
+#include "cuda/overlap.cuh"
 
 #define MST_DEVICE static __device__ __forceinline__
 MST_DEVICE float bits_to_float(uint32_t bits)
@@ -115,9 +117,12 @@ using mst::barrier_wait;
 using mst::bf16;
 using mst::f16;
 using mst::is_elected;
+using mst::let_others_begin;
 using mst::multiply_begin;
 using mst::multiply_commit;
+using mst::multiply_wait;
 using mst::pack;
+using mst::wait_for_others;
 using mst::widen;
 
 constexpr int DEPTH = MST_CUDA_LINEAR_DEPTH;
@@ -246,16 +251,6 @@ __device__ __forceinline__ uint64_t describe(uint32_t address)
            (uint64_t)1 << 62;
 }
 
-/* Until at most so many of the last committed are not done; c is read or written after it. */
-template <int LEFT, int PARTS, int SUMS>
-__device__ __forceinline__ void multiply_wait(float (&c)[PARTS][SUMS])
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-#pragma unroll
-    for (int i = 0; i < PARTS * SUMS; i++)
-        asm volatile("" : "+f"(c[i / SUMS][i % SUMS])::"memory");
-}
-
 /* A box at (first element, first row), whose bytes the barrier counts. */
 __device__ __forceinline__ void fetch(uint32_t to, const mst_cuda_tensor_map *map, int32_t element,
                                       int32_t row, uint32_t barrier)
@@ -264,17 +259,6 @@ __device__ __forceinline__ void fetch(uint32_t to, const mst_cuda_tensor_map *ma
                  "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                  "l"(map), "r"(element), "r"(row), "r"(barrier)
                  : "memory");
-}
-
-/* The next kernel may be scheduled. */
-__device__ __forceinline__ void let_others_begin()
-{
-    asm volatile("griddepcontrol.launch_dependents;");
-}
-/* Until the kernel before has ended: what it wrote is read, and anything written, only then. */
-__device__ __forceinline__ void wait_for_others()
-{
-    asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 /* ---- tiles and the ring ---------------------------------------------------------------------- */

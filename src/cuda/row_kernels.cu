@@ -14,22 +14,16 @@
 #include "cuda/row_args.h"
 
 #if defined(__CUDACC__)
-#define MST_DEVICE static __device__ __forceinline__
-/* The next kernel may be scheduled at once; this one begins when the one before has ended, and reads
- * and writes nothing earlier. */
-MST_DEVICE void wait_for_others(void)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
-#endif
-}
+#include "cuda/overlap.cuh"
 
+#define MST_DEVICE static __device__ __forceinline__
 #define MST_ROW_KERNEL(name, threads)                                     \
     MST_DEVICE void name##_run(const mst_cuda_row_args *a);               \
     extern "C" __global__ void __launch_bounds__(threads)                 \
         name(const __grid_constant__ mst_cuda_row_args args)              \
     {                                                                     \
-        wait_for_others();                                                \
+        mst::let_others_begin();                                          \
+        mst::wait_for_others();                                           \
         name##_run(&args);                                                \
     }                                                                     \
     MST_DEVICE void name##_run(const mst_cuda_row_args *a)

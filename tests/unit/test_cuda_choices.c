@@ -107,7 +107,12 @@ static void short_segments_share(void **state)
 static void sharing_by_the_tiles(void **state)
 {
     (void)state;
-    enum { PING, WIDE, MIDDLE, SMALL }; /* as linear_args.h names them */
+    enum {
+        PING = MST_CUDA_LINEAR_PING,
+        WIDE = MST_CUDA_LINEAR_WIDE,
+        MIDDLE = MST_CUDA_LINEAR_MIDDLE,
+        SMALL = MST_CUDA_LINEAR_SMALL
+    };
     const int64_t cases[][4] = {
         /* rows, columns; without an activation, with one */
         {1, 1, SMALL, SMALL},

@@ -51,7 +51,7 @@ typedef struct mst_cuda_kernel {
 #define MST_CUDA_MAX_KERNELS 128
 #define MST_CUDA_MAX_MODULES 32
 
-/* The row operations, each one kernel for all dtypes. */
+/* The row operations, each one kernel for all dtypes; norms have one more, for few rows. */
 typedef enum mst_cuda_row_op {
     MST_CUDA_ROW_LAYER_NORM,
     MST_CUDA_ROW_RMS_NORM,
@@ -60,6 +60,8 @@ typedef enum mst_cuda_row_op {
     MST_CUDA_ROW_EMBEDDING,
     MST_CUDA_ROW_POOLING,
     MST_CUDA_ROW_ROTARY,
+    MST_CUDA_ROW_LAYER_NORM_FEW,
+    MST_CUDA_ROW_RMS_NORM_FEW,
     MST_CUDA_ROW_OPS
 } mst_cuda_row_op;
 

@@ -77,12 +77,13 @@ enum {
      .rows = 64,                                    \
      .threads = 128},
 
-#define ROW_LINE(NAME)               \
-    {.op = #NAME,                    \
+#define ROW_KERNEL(OP, NAME)         \
+    {.op = #OP,                      \
      .symbol = "mst_" #NAME "_sm80", \
      .module = IMAGE_rows,           \
      .threads = 128,                 \
      .waits = true},
+#define ROW_LINE(NAME) ROW_KERNEL(NAME, NAME)
 
 #define LINEAR_LINE(TYPE, DTYPE)             \
     {.op = "linear",                         \
@@ -97,9 +98,11 @@ enum {
 static const mst_cuda_kernel kernels[] = {
     /* in the order of mst_cuda_row_op */
     ROW_LINE(layer_norm) ROW_LINE(rms_norm) ROW_LINE(normalize) ROW_LINE(activation)
-        ROW_LINE(embedding) ROW_LINE(pooling) ROW_LINE(rotary) LINEAR_LINE(bf16, MSTAR_DTYPE_BF16)
-            LINEAR_LINE(f16, MSTAR_DTYPE_F16) REFERENCE_LINE(f32, MSTAR_DTYPE_F32)
-                REFERENCE_LINE(bf16, MSTAR_DTYPE_BF16) REFERENCE_LINE(f16, MSTAR_DTYPE_F16)
+        ROW_LINE(embedding) ROW_LINE(pooling) ROW_LINE(rotary)
+            ROW_KERNEL(layer_norm, layer_norm_few) ROW_KERNEL(rms_norm, rms_norm_few)
+                LINEAR_LINE(bf16, MSTAR_DTYPE_BF16) LINEAR_LINE(f16, MSTAR_DTYPE_F16)
+                    REFERENCE_LINE(f32, MSTAR_DTYPE_F32) REFERENCE_LINE(bf16, MSTAR_DTYPE_BF16)
+                        REFERENCE_LINE(f16, MSTAR_DTYPE_F16)
 #define MST_ATTN(HD, BN, MT, STAGES, BLOCKS)              \
     ATTN_LINE(bf16, MSTAR_DTYPE_BF16, HD, BN, MT, STAGES) \
     ATTN_LINE(f16, MSTAR_DTYPE_F16, HD, BN, MT, STAGES)

@@ -33,6 +33,20 @@ int32_t mst_cuda_norm_together(int64_t rows, int64_t width, int64_t multiprocess
                : 1;
 }
 
+/* Elements are counted in 32 bits. */
+static bool is_near(const mst_cuda_rows *rows, int64_t num_rows)
+{
+    return rows->row_stride >= 0 && rows->row_stride <= INT32_MAX / num_rows;
+}
+
+bool mst_cuda_norm_is_few(const mst_cuda_row_args *a)
+{
+    const bool types = a->x.dtype == a->out.dtype || a->x.dtype == MST_CUDA_F32;
+    return a->whole && a->together == 1 && a->residual.data == NULL && types && a->team <= 128 &&
+           a->width <= 4 * (int64_t)(MST_CUDA_FEW - 1) * a->team && a->num_rows > 0 &&
+           a->num_rows <= INT32_MAX && is_near(&a->x, a->num_rows) && is_near(&a->out, a->num_rows);
+}
+
 static int32_t dtype_code(mstar_dtype dtype)
 {
     return dtype == MSTAR_DTYPE_F32    ? MST_CUDA_F32
@@ -156,6 +170,20 @@ static bool is_whole(const mst_cuda_row_args *a)
            a->width <= 4 * (int64_t)MST_CUDA_FEW * a->team;
 }
 
+/* A team does rows together, or one row, by the kernel of few rows where that can. */
+static void choose_norm(row_job *job, int64_t multiprocessors)
+{
+    mst_cuda_row_args *a = &job->args;
+    if (a->whole)
+        a->together = mst_cuda_norm_together(a->num_rows, a->width, multiprocessors);
+    if (!mst_cuda_norm_is_few(a))
+        return;
+    if (job->op == MST_CUDA_ROW_RMS_NORM)
+        job->op = MST_CUDA_ROW_RMS_NORM_FEW;
+    else if (a->bias != NULL)
+        job->op = MST_CUDA_ROW_LAYER_NORM_FEW;
+}
+
 /* Of a norm, and of what runs by the same arguments. */
 static mstar_status run_norm(mstar_stream *stream, row_job *job, mst_rows x, mst_rows residual,
                              const float *weight, const float *bias, float eps, mst_rows out)
@@ -167,9 +195,8 @@ static mstar_status run_norm(mstar_stream *stream, row_job *job, mst_rows x, mst
     job->args.bias = bias;
     job->args.eps = eps;
     job->args.whole = is_whole(&job->args);
-    if (weight != NULL && job->args.whole)
-        job->args.together = mst_cuda_norm_together(job->args.num_rows, job->args.width,
-                                                    mst_cuda_of(stream->device)->multiprocessors);
+    if (weight != NULL)
+        choose_norm(job, mst_cuda_of(stream->device)->multiprocessors);
     return run(stream, job);
 }
 

@@ -70,6 +70,9 @@ int32_t mst_cuda_row_team(int64_t width);
 int32_t mst_cuda_row_teams(int32_t team);
 /* Rows that a norm's team does together: 1 or MST_CUDA_TOGETHER. Bits do not depend on it. */
 int32_t mst_cuda_norm_together(int64_t rows, int64_t width, int64_t multiprocessors);
+/* Whether a norm of one row for each team, without a residual, has a kernel of its own, the one of
+ * few rows: what it writes has the same bits. */
+bool mst_cuda_norm_is_few(const mst_cuda_row_args *args);
 /* The rows as a kernel reads them; whether four elements at a time. */
 mst_cuda_rows mst_cuda_rows_of(const mst_rows *rows);
 void mst_cuda_fill_frequencies(double theta, int32_t rotary_dim, double *frequencies);

@@ -28,7 +28,54 @@
     }                                                                     \
     MST_DEVICE void name##_run(const mst_cuda_row_args *a)
 
+/* Itself waits for the kernels before it. */
+#define MST_FEW_KERNEL(name, threads)                                     \
+    MST_DEVICE void name##_run(const mst_cuda_row_args *a);               \
+    extern "C" __global__ void __launch_bounds__(threads)                 \
+        name(const __grid_constant__ mst_cuda_row_args args)              \
+    {                                                                     \
+        mst::let_others_begin();                                          \
+        name##_run(&args);                                                \
+    }                                                                     \
+    MST_DEVICE void name##_run(const mst_cuda_row_args *a)
+
 #define MST_UNROLL _Pragma("unroll")
+
+using mst::wait_for_others;
+
+/* Into the L2 cache, where what is written later is seen. Without a branch. */
+MST_DEVICE void prefetch_if(bool wanted, const void *from)
+{
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %0, 0;\n\t"
+                 "@p prefetch.global.L2 [%1];\n\t}" ::"r"((uint32_t)wanted),
+                 "l"(from));
+}
+/* Asked for in this order. */
+MST_DEVICE void load_floats(const void *from, float y[4])
+{
+    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(y[0]), "=f"(y[1]), "=f"(y[2]), "=f"(y[3])
+                 : "l"(from)
+                 : "memory");
+}
+MST_DEVICE void load_words(const void *from, uint32_t y[2])
+{
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(y[0]), "=r"(y[1])
+                 : "l"(from)
+                 : "memory");
+}
+/* At once: of a struct of four the compiler makes four stores. */
+MST_DEVICE void store_floats(void *to, const float y[4])
+{
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(y[0]), "f"(y[1]),
+                 "f"(y[2]), "f"(y[3])
+                 : "memory");
+}
+MST_DEVICE void store_words(void *to, uint32_t first, uint32_t second)
+{
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(first), "r"(second) : "memory");
+}
 
 MST_DEVICE float bits_to_float(uint32_t bits)
 {
@@ -54,6 +101,19 @@ MST_DEVICE uint16_t to_f16(float x)
 {
     uint16_t y;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+/* Two in a word, the first in its low half. */
+MST_DEVICE uint32_t to_two_bf16(float first, float second)
+{
+    uint32_t y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
+    return y;
+}
+MST_DEVICE uint32_t to_two_f16(float first, float second)
+{
+    uint32_t y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
     return y;
 }
 #endif
@@ -117,24 +177,37 @@ MST_DEVICE void get4(const mst_cuda_rows *r, int64_t row, int64_t i, int64_t wid
     }
 }
 
+/* Four elements, where four are written at once. */
+MST_DEVICE void store_four(void *to, int32_t dtype, const float y[4])
+{
+    if (dtype == MST_CUDA_F32)
+        store_floats(to, y);
+    else if (dtype == MST_CUDA_BF16)
+        store_words(to, to_two_bf16(y[0], y[1]), to_two_bf16(y[2], y[3]));
+    else
+        store_words(to, to_two_f16(y[0], y[1]), to_two_f16(y[2], y[3]));
+}
+
+MST_DEVICE int64_t bytes_of(int32_t dtype)
+{
+    return dtype == MST_CUDA_F32 ? 4 : 2;
+}
+
+/* Elements i to i + 3 of a row of fours. */
+MST_DEVICE void put_whole(const mst_cuda_rows *r, int64_t row, int64_t i, const float y[4])
+{
+    store_four((char *)r->data + (row * r->row_stride + i) * bytes_of(r->dtype), r->dtype, y);
+}
+
 MST_DEVICE void put4(const mst_cuda_rows *r, int64_t row, int64_t i, int64_t width,
                      const float y[4])
 {
-    int64_t at = row * r->row_stride + i;
-    if (!r->vector || i + 4 > width) {
-        for (int j = 0; j < 4 && i + j < width; j++)
-            put(r, at + j, y[j]);
-    } else if (r->dtype == MST_CUDA_F32) {
-        four_floats all;
-        for (int j = 0; j < 4; j++)
-            all.at[j] = y[j];
-        *(four_floats *)((float *)r->data + at) = all;
-    } else {
-        four_halves all;
-        for (int j = 0; j < 4; j++)
-            all.at[j] = r->dtype == MST_CUDA_BF16 ? to_bf16(y[j]) : to_f16(y[j]);
-        *(four_halves *)((uint16_t *)r->data + at) = all;
+    if (r->vector && i + 4 <= width) {
+        put_whole(r, row, i, y);
+        return;
     }
+    for (int j = 0; j < 4 && i + j < width; j++)
+        put(r, row * r->row_stride + i + j, y[j]);
 }
 
 /* x + residual. */
@@ -179,7 +252,7 @@ enum { WARPS = MST_CUDA_MAX_TEAM / 32 };
 
 /* The team's sums of several rows, the same bits in every thread. parts: a word a warp and row, of
  * nobody else. */
-MST_DEVICE void team_sums(const row_args *a, const int rows, float *y, float *parts)
+MST_DEVICE void team_sums(const int team, const int rows, float *y, float *parts)
 {
     MST_UNROLL
     for (int i = 16; i > 0; i /= 2) {
@@ -187,7 +260,7 @@ MST_DEVICE void team_sums(const row_args *a, const int rows, float *y, float *pa
         for (int r = 0; r < rows; r++)
             y[r] = y[r] + __shfl_xor_sync(0xffffffffu, y[r], i);
     }
-    if (a->team == 32)
+    if (team == 32)
         return;
     MST_UNROLL
     for (int r = 0; r < rows; r++) {
@@ -198,14 +271,14 @@ MST_DEVICE void team_sums(const row_args *a, const int rows, float *y, float *pa
     MST_UNROLL
     for (int r = 0; r < rows; r++) {
         y[r] = parts[r * WARPS];
-        for (int i = 1; i < a->team / 32; i++)
+        for (int i = 1; i < team / 32; i++)
             y[r] = y[r] + parts[r * WARPS + i];
     }
 }
 
 MST_DEVICE float team_sum(const row_args *a, float y, float *parts)
 {
-    team_sums(a, 1, &y, parts);
+    team_sums(a->team, 1, &y, parts);
     return y;
 }
 
@@ -364,7 +437,7 @@ MST_DEVICE void norm_whole(const row_args *a, const bool rms, const bool x_halve
         }
     }
     if (!rms)
-        team_sums(a, together, sum, parts);
+        team_sums(a->team, together, sum, parts);
     MST_UNROLL
     for (int r = 0; r < together; r++) {
         mean[r] = rms ? 0.0f : sum[r] / (float)width;
@@ -377,7 +450,7 @@ MST_DEVICE void norm_whole(const row_args *a, const bool rms, const bool x_halve
             }
         }
     }
-    team_sums(a, together, squares, parts + MOST * WARPS);
+    team_sums(a->team, together, squares, parts + MOST * WARPS);
     MST_UNROLL
     for (int r = 0; r < together; r++) {
         float scale = 1.0f / sqrtf(squares[r] / (float)width + a->eps);
@@ -388,7 +461,7 @@ MST_DEVICE void norm_whole(const row_args *a, const bool rms, const bool x_halve
                 y[r][c][j] = scaled(rms, y[r][c][j], mean[r], scale, weight.floats[c].at[j],
                                     rms || a->bias == 0 ? 0.0f : bias.floats[c].at[j]);
             if (i < width && first + r < end)
-                put4(&a->out, first + r, i, width, y[r][c]);
+                put_whole(&a->out, first + r, i, y[r][c]);
         }
     }
 }
@@ -440,6 +513,147 @@ MST_ROW_KERNEL(mst_rms_norm_sm80, NORM_THREADS)
 {
     __shared__ float parts[2 * MOST * WARPS];
     norm(a, true, parts);
+}
+
+/* ---- norms of few rows: no more instructions than it takes ------------------------------------ */
+
+/* Such a norm's time is mostly that of its instructions on their way to the multiprocessors, each
+ * of which is executed once: so the types and the team are constants, and what is executed lies
+ * together. The host has checked what norm_few takes for granted: mst_cuda_norm_is_few. */
+enum { FEW_GROUPS = MST_CUDA_FEW - 1, FEW_THREADS = 128 };
+
+/* Four elements as they lie in memory: floats, or halves. */
+typedef struct four_raw {
+    float floats[4];
+    uint32_t words[2];
+} four_raw;
+
+MST_DEVICE void few_ask(const char *from, const int32_t dtype, four_raw *raw)
+{
+    if (dtype == MST_CUDA_F32)
+        load_floats(from, raw->floats);
+    else
+        load_words(from, raw->words);
+}
+
+MST_DEVICE float few_at(const four_raw *raw, const int32_t dtype, const int j)
+{
+    if (dtype == MST_CUDA_F32)
+        return raw->floats[j];
+    const uint32_t word = raw->words[j / 2];
+    if (dtype == MST_CUDA_F16)
+        return from_f16((uint16_t)(j % 2 == 0 ? word & 0xffffu : word >> 16));
+    return bits_to_float(j % 2 == 0 ? word << 16 : word & 0xffff0000u);
+}
+
+/* The order of norm_row's sums. A group past the width adds 0 to a sum that is not -0. */
+MST_DEVICE void norm_few(const row_args *a, const bool rms, const int team, const int32_t x_type,
+                         const int32_t out_type, float *parts)
+{
+    const float width = (float)(int32_t)a->width;
+    const bool alone = team == FEW_THREADS;
+    const uint32_t lane = alone ? threadIdx.x : threadIdx.x % (unsigned)team;
+    const uint32_t row = alone ? blockIdx.x
+                               : blockIdx.x * (unsigned)(FEW_THREADS / team) +
+                                     threadIdx.x / (unsigned)team;
+    prefetch_if(32 * lane < (uint32_t)a->width, a->weight + 32 * (int64_t)lane);
+    if (!rms)
+        prefetch_if(32 * lane < (uint32_t)a->width, a->bias + 32 * (int64_t)lane);
+    const uint32_t first = 4 * lane;
+    const float *weight = a->weight + (int64_t)first, *bias = rms ? 0 : a->bias + (int64_t)first;
+    const char *from = (const char *)a->x.data +
+                       (int64_t)(row * (uint32_t)a->x.row_stride + first) * bytes_of(x_type);
+    char *to = (char *)a->out.data +
+               (int64_t)(row * (uint32_t)a->out.row_stride + first) * bytes_of(out_type);
+    wait_for_others();
+    if (!alone && row >= (uint32_t)a->num_rows)
+        return;
+    if (a->live != 0 && (int64_t)row >= *a->live)
+        return;
+    four_raw x[FEW_GROUPS];
+    float w[FEW_GROUPS][4], b[FEW_GROUPS][4];
+    bool lies[FEW_GROUPS];
+    MST_UNROLL
+    for (int c = 0; c < FEW_GROUPS; c++) {
+        /* a team of 128 has rows of more than 1024 */
+        lies[c] = (team == 128 && c < 2) ||
+                  first + (uint32_t)(4 * c * team) < (uint32_t)a->width;
+        x[c] = (four_raw){{0.0f, 0.0f, 0.0f, 0.0f}, {0, 0}};
+        if (lies[c])
+            few_ask(from + 4 * c * team * bytes_of(x_type), x_type, &x[c]);
+    }
+    MST_UNROLL
+    for (int c = 0; c < FEW_GROUPS; c++) {
+        if (lies[c]) {
+            load_floats(weight + 4 * c * team, w[c]);
+            if (!rms)
+                load_floats(bias + 4 * c * team, b[c]);
+        }
+    }
+    float y[FEW_GROUPS][4], mean = 0.0f, sum = 0.0f, squares = 0.0f;
+    MST_UNROLL
+    for (int c = 0; c < FEW_GROUPS; c++) {
+        for (int j = 0; j < 4; j++)
+            y[c][j] = few_at(&x[c], x_type, j);
+        sum = sum + ((y[c][0] + y[c][1]) + (y[c][2] + y[c][3]));
+    }
+    if (!rms) {
+        team_sums(team, 1, &sum, parts);
+        mean = sum / width;
+    }
+    MST_UNROLL
+    for (int c = 0; c < FEW_GROUPS; c++) {
+        for (int j = 0; j < 4; j++) {
+            y[c][j] = y[c][j] - mean;
+            squares = lies[c] ? fmaf(y[c][j], y[c][j], squares) : squares;
+        }
+    }
+    team_sums(team, 1, &squares, parts + FEW_THREADS / 32);
+    const float scale = 1.0f / sqrtf(squares / width + a->eps);
+    MST_UNROLL
+    for (int c = 0; c < FEW_GROUPS; c++) {
+        if (!lies[c])
+            continue;
+        for (int j = 0; j < 4; j++)
+            y[c][j] = scaled(rms, y[c][j], 0.0f, scale, w[c][j], rms ? 0.0f : b[c][j]);
+        store_four(to + 4 * c * team * bytes_of(out_type), out_type, y[c]);
+    }
+}
+
+/* What comes last is what the compiler puts first, where nothing is jumped over: bf16. */
+MST_DEVICE void few_types(const row_args *a, const bool rms, const int team, float *parts)
+{
+    const int32_t x = a->x.dtype, out = a->out.dtype;
+    if (x == MST_CUDA_F32 && out == MST_CUDA_F32)
+        norm_few(a, rms, team, MST_CUDA_F32, MST_CUDA_F32, parts);
+    else if (x == MST_CUDA_F32 && out == MST_CUDA_F16)
+        norm_few(a, rms, team, MST_CUDA_F32, MST_CUDA_F16, parts);
+    else if (x == MST_CUDA_F32)
+        norm_few(a, rms, team, MST_CUDA_F32, MST_CUDA_BF16, parts);
+    else if (x == MST_CUDA_F16)
+        norm_few(a, rms, team, MST_CUDA_F16, MST_CUDA_F16, parts);
+    else
+        norm_few(a, rms, team, MST_CUDA_BF16, MST_CUDA_BF16, parts);
+}
+
+MST_DEVICE void few(const row_args *a, const bool rms, float *parts)
+{
+    if (a->team == 32)
+        few_types(a, rms, 32, parts);
+    else
+        few_types(a, rms, 128, parts);
+}
+
+MST_FEW_KERNEL(mst_layer_norm_few_sm80, FEW_THREADS)
+{
+    __shared__ __attribute__((aligned(16))) float parts[2 * FEW_THREADS / 32];
+    few(a, false, parts);
+}
+
+MST_FEW_KERNEL(mst_rms_norm_few_sm80, FEW_THREADS)
+{
+    __shared__ __attribute__((aligned(16))) float parts[2 * FEW_THREADS / 32];
+    few(a, true, parts);
 }
 
 /* ---- rows of length 1 ------------------------------------------------------------------------ */

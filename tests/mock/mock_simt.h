@@ -76,6 +76,30 @@ void simt_barrier(void);
     }                                                       \
     MST_DEVICE void name##_run(const mst_cuda_row_args *a)
 
+#define MST_FEW_KERNEL MST_ROW_KERNEL
+
+static inline void wait_for_others(void) {}
+static inline void prefetch_if(bool wanted, const void *from)
+{
+    (void)wanted;
+    (void)from;
+}
+static inline void load_floats(const void *from, float y[4])
+{
+    memcpy(y, from, 4 * sizeof *y);
+}
+static inline void load_words(const void *from, uint32_t y[2])
+{
+    memcpy(y, from, 2 * sizeof *y);
+}
+static inline void store_floats(void *to, const float y[4])
+{
+    memcpy(to, y, 4 * sizeof *y);
+}
+static inline void store_words(void *to, uint32_t first, uint32_t second)
+{
+    memcpy(to, (uint32_t[]){first, second}, 2 * sizeof first);
+}
 static inline float bits_to_float(uint32_t bits)
 {
     float x;
@@ -97,6 +121,14 @@ static inline uint16_t to_bf16(float x)
 static inline uint16_t to_f16(float x)
 {
     return mst_f32_to_f16(x);
+}
+static inline uint32_t to_two_bf16(float first, float second)
+{
+    return to_bf16(first) | (uint32_t)to_bf16(second) << 16;
+}
+static inline uint32_t to_two_f16(float first, float second)
+{
+    return to_f16(first) | (uint32_t)to_f16(second) << 16;
 }
 
 #endif

@@ -111,77 +111,6 @@ static void fours_where_they_are_aligned(void **state)
     assert_null(mst_cuda_rows_of(&rows).data);
 }
 
-/* Two rows for a team of a norm where each has two of them to do. */
-static void rows_of_a_norm_together(void **state)
-{
-    (void)state;
-    assert_int_equal(mst_cuda_norm_together(132 * 40, 384, 132), 2);
-    assert_int_equal(mst_cuda_norm_together(132 * 40 - 1, 384, 132), 1);
-    assert_int_equal(mst_cuda_norm_together(1000000, 388, 132), 1);
-    assert_int_equal(mst_cuda_norm_together(132 * 10, 1152, 132), 2);
-    assert_int_equal(mst_cuda_norm_together(132 * 10 - 1, 1152, 132), 1);
-    assert_int_equal(mst_cuda_norm_together(1000000, 1540, 132), 1);
-}
-
-enum { NORM_ROWS = 7 };
-
-/* A norm with one row for a team, or two. */
-static void run_norm(int together, bool rms, const check_rows *from, const check_rows *residual,
-                     const check_rows *weight, const check_rows *out)
-{
-    mst_cuda_of(device)->multiprocessors = together == 2 ? 0 : INT32_MAX;
-    const mstar_tensor *r = residual != NULL ? &residual->tensor : NULL;
-    mstar_tensor w = weight->tensor;
-    w.rank = 1;
-    w.shape[0] = w.shape[1];
-    w.strides[0] = 1;
-    if (rms)
-        CHECK_OK(card_rms_norm(stream, &from->tensor, r, &w, 1e-5, &out->tensor));
-    else
-        CHECK_OK(card_layer_norm(stream, &from->tensor, r, &w, &w, 1e-5, &out->tensor));
-}
-
-static void expect_same_rows(const check_rows *one, const check_rows *two)
-{
-    assert_memory_equal(one->block, two->block, one->bytes);
-}
-
-/* However many rows a team has, an odd one at the end and rows in place too. */
-static void rows_together_have_their_bits(void **state)
-{
-    (void)state;
-    static const mstar_dtype dtypes[] = {MSTAR_DTYPE_F32, MSTAR_DTYPE_BF16, MSTAR_DTYPE_F16};
-    static const int64_t widths[] = {36, 384, 1152};
-    const int multiprocessors = mst_cuda_of(device)->multiprocessors;
-    check_rng rng = {5};
-    for (int i = 0; i < 3 * 4 * 3 * 2; i++) {
-        const mstar_dtype dtype = dtypes[i % 3];
-        const int residual = i / 3 % 4; /* none, or of these dtypes */
-        const int64_t width = widths[i / 12 % 3];
-        const bool rms = i / 36 == 1;
-        check_rows from = check_rows_make(dtype, NORM_ROWS, width, width + 8);
-        check_rows r = check_rows_make(residual > 0 ? dtypes[residual - 1] : dtype, NORM_ROWS,
-                                       width, width + 8);
-        check_rows weight = check_rows_make(MSTAR_DTYPE_F32, 1, width, width);
-        check_rows one = check_rows_make(dtype, NORM_ROWS, width, width + 8);
-        check_rows two = check_rows_make(dtype, NORM_ROWS, width, width + 8);
-        check_rows_fill(&from, &rng, -4.0, 4.0);
-        check_rows_fill(&r, &rng, -4.0, 4.0);
-        check_rows_fill(&weight, &rng, -1.0, 1.0);
-        run_norm(1, rms, &from, residual > 0 ? &r : NULL, &weight, &one);
-        run_norm(2, rms, &from, residual > 0 ? &r : NULL, &weight, &two);
-        expect_same_rows(&one, &two);
-        run_norm(2, rms, &from, residual > 0 ? &r : NULL, &weight, &from);
-        expect_same_rows(&one, &from);
-        check_rows_free(&from);
-        check_rows_free(&r);
-        check_rows_free(&weight);
-        check_rows_free(&one);
-        check_rows_free(&two);
-    }
-    mst_cuda_of(device)->multiprocessors = multiprocessors;
-}
-
 /* A launch need not wait where the kernel does: on sm_90, compiled for it. */
 static void begins_before_others_end(void **state)
 {
@@ -431,8 +360,6 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(teams_by_the_width),
         cmocka_unit_test(fours_where_they_are_aligned),
-        cmocka_unit_test(rows_of_a_norm_together),
-        cmocka_unit_test_setup_teardown(rows_together_have_their_bits, set_up, tear_down),
         cmocka_unit_test_setup_teardown(begins_before_others_end, set_up, tear_down),
         cmocka_unit_test_setup_teardown(live_rows_now, set_up, tear_down),
         cmocka_unit_test_setup_teardown(replays_read_the_host_again, set_up, tear_down),

@@ -1341,12 +1341,37 @@ struct tile {
 
     /* ---- results ----------------------------------------------------------------------------- */
 
+    template <bool SHARED>
+    __device__ __forceinline__ void put_lse(const mst_cuda_attn_args &a, int head,
+                                            int64_t first_token, int row_begin)
+    {
+        int first = warp() * 16 * MT;
+#pragma unroll
+        for (int i = 0; i < MT; i++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                int row = i * 16 + h * 8 + (lane() >> 2);
+                if ((lane() & 3) != 0 || !is_row<SHARED>(first + row))
+                    continue;
+                unsigned of;
+                int64_t token = token_of<SHARED>(a, row_begin + first + row, of);
+                float half = __fmul_rn(__fmul_rn(m[i][h], 0.5f), a.scale_log2);
+                float value = l[i][h] == 0.0f
+                                  ? MST_NEG_INF
+                                  : __fmaf_rn(half, 1.3862943611198906f, logf(l[i][h]));
+                a.lse[(first_token + token) * a.lse_row_stride + head + of] = value;
+            }
+        }
+    }
+
     /* A warp's rows of out to shared memory, and their lse to memory. */
     template <bool SHARED = false>
     __device__ __forceinline__ void stage(const mst_cuda_attn_args &a, int head,
                                           int64_t first_token, int row_begin)
     {
         int first = warp() * 16 * MT;
+        if (a.lse != NULL)
+            put_lse<SHARED>(a, head, first_token, row_begin);
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < MT; i++) {
@@ -1355,15 +1380,6 @@ struct tile {
                 int row = i * 16 + h * 8 + (lane() >> 2);
                 /* l is NaN where a score is; then so is the row */
                 float inverse = l[i][h] == 0.0f ? 0.0f : __fdiv_rn(1.0f, l[i][h]);
-                if (a.lse != NULL && (lane() & 3) == 0 && is_row<SHARED>(first + row)) {
-                    unsigned of;
-                    int64_t token = token_of<SHARED>(a, row_begin + first + row, of);
-                    float half = __fmul_rn(__fmul_rn(m[i][h], 0.5f), a.scale_log2);
-                    float value = l[i][h] == 0.0f
-                                      ? MST_NEG_INF
-                                      : __fmaf_rn(half, 1.3862943611198906f, logf(l[i][h]));
-                    a.lse[(first_token + token) * a.lse_row_stride + head + of] = value;
-                }
 #pragma unroll
                 for (int j = 0; j < DT / 8; j++) {
                     /* padding that is zeroed once stays 0, whatever became of this row */
@@ -1378,15 +1394,12 @@ struct tile {
         __syncwarp();
     }
 
-    template <bool SHARED = false>
-    __device__ __forceinline__ void store(const mst_cuda_attn_args &a, int head)
+    /* A warp's rows of out from shared memory; VECTOR: they lie on 16 bytes. */
+    template <bool SHARED, bool VECTOR>
+    __device__ __forceinline__ void store_rows(const mst_cuda_attn_args &a, int head,
+                                               int64_t first_token, int row_begin)
     {
-        int64_t first_token = SHARED ? 0 : get(Q_FIRST);
-        int row_begin = SHARED ? 0 : row_first();
         int first = warp() * 16 * MT;
-        if (first >= rows)
-            return;
-        stage<SHARED>(a, head, first_token, row_begin);
         constexpr int PASS = 32 / LANES; /* rows that a warp writes at once */
         int lane_chunk = lane() % LANES;
         char *base = (char *)a.out +
@@ -1395,7 +1408,7 @@ struct tile {
         char *next = base + (int64_t)(row_begin + first + lane() / LANES) * a.out_row_stride * 2;
         int64_t pass_bytes = a.out_row_stride * (2 * PASS);
         packed_row packed((unsigned)(row_begin + first + lane() / LANES), PASS, (unsigned)a.group);
-#pragma unroll 4
+#pragma unroll(VECTOR ? 4 : 1)
         for (int pass = 0; pass < 16 * MT / PASS; pass++) {
             int row = lane() / LANES + pass * PASS;
             if (!is_row<SHARED>(first + row))
@@ -1415,18 +1428,19 @@ struct tile {
 #pragma unroll
             for (int i = 0; i < STEPS; i++)
                 if (holds_chunk(a, lane_chunk, i))
-                    store16(a, to + i * LANES * 16, from + i * LANES * 16,
-                            (lane_chunk + i * LANES) * 8);
+                    store16<VECTOR>(a, to + i * LANES * 16, from + i * LANES * 16,
+                                    (lane_chunk + i * LANES) * 8);
         }
     }
 
     /* 16 bytes of a row of out, from column on; by elements where rows do not lie on 16 bytes. */
+    template <bool VECTOR>
     __device__ __forceinline__ static void store16(const mst_cuda_attn_args &a, char *to,
                                                    uint32_t from, int column)
     {
         uint32_t w[4];
         shared_get4(w[0], w[1], w[2], w[3], from);
-        if (a.out_vector) {
+        if (VECTOR) {
             *(uint4 *)to = make_uint4(w[0], w[1], w[2], w[3]);
             return;
         }
@@ -1434,6 +1448,21 @@ struct tile {
         for (int x = 0; x < 8; x++)
             if (column + x < a.head_dim)
                 ((uint16_t *)to)[x] = (uint16_t)(w[x / 2] >> (x % 2 * 16));
+    }
+
+    /* What is done at every call lies together in the code: a jump is waited for. */
+    template <bool SHARED = false>
+    __device__ __forceinline__ void store(const mst_cuda_attn_args &a, int head)
+    {
+        int64_t first_token = SHARED ? 0 : get(Q_FIRST);
+        int row_begin = SHARED ? 0 : row_first();
+        if (warp() * 16 * MT >= rows)
+            return;
+        stage<SHARED>(a, head, first_token, row_begin);
+        if (a.out_vector)
+            store_rows<SHARED, true>(a, head, first_token, row_begin);
+        else
+            store_rows<SHARED, false>(a, head, first_token, row_begin);
     }
 
     /* A part's o, m and l, each thread its own. */

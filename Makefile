@@ -159,13 +159,13 @@ kernels: deps-check ## compile every GPU kernel for one card, and a program with
 
 # Each of these programs takes the card as its argument; without one those of the first line run over the
 # mock, the others on processors (`mock` is then the argument that says so).
-GPU_TESTS := cuda_attention cuda_attention_values cuda_plans cuda_rows cuda_norms cuda_linear cuda_encoder cuda_runner graph_runner region_runner ops_rows ops_tokens ops_linear ops_linear_bits \
+GPU_TESTS := cuda_attention cuda_attention_values cuda_plans cuda_rows cuda_norms cuda_linear cuda_sharings cuda_encoder cuda_runner graph_runner region_runner ops_rows ops_tokens ops_linear ops_linear_bits \
 	attention attention_bits attention_graph attention_known attention_packs attention_poison captured_layouts \
 	faults_bits faults_capture faults_empty faults_graph faults_memory faults_overflow faults_plans faults_scores faults_shapes faults_workspace \
 	encoder_bits encoder_calls encoder_graphs faults_encoder
 GPU_SOAKS ?= attention:10000 graphs:2000
 # Those that compute-sanitizer gets through in a minute or so.
-GPU_TOOL_TESTS := cuda_attention cuda_attention_values cuda_rows cuda_norms cuda_linear cuda_encoder cuda_runner graph_runner region_runner attention_bits captured_layouts faults_capture encoder_graphs
+GPU_TOOL_TESTS := cuda_attention cuda_attention_values cuda_rows cuda_norms cuda_linear cuda_sharings cuda_encoder cuda_runner graph_runner region_runner attention_bits captured_layouts faults_capture encoder_graphs
 # GPU_PYTHON has torch, pytest, numpy and hypothesis. Without torch the last line says NOT RUN (77);
 # anything else that keeps the Python tests from running is a failure.
 GPU_PYTHON ?= python3

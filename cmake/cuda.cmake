@@ -28,7 +28,7 @@ set(MST_CUDA_IMAGE_FOLDER ${CMAKE_BINARY_DIR}/cuda)
 file(MAKE_DIRECTORY ${MST_CUDA_IMAGE_FOLDER})
 file(GLOB MST_CUDA_ATTN_HEADERS CONFIGURE_DEPENDS src/cuda/attn_*.cuh src/cuda/*.def src/cuda/attn_args.h src/cuda/half_types.cuh
     src/cuda/hopper.cuh src/cuda/overlap.cuh src/cuda/tensor_map.h)
-file(GLOB MST_CUDA_ROW_HEADERS CONFIGURE_DEPENDS src/cuda/row_*.h src/cuda/linear_args.h src/cuda/half_types.cuh
+file(GLOB MST_CUDA_ROW_HEADERS CONFIGURE_DEPENDS src/cuda/row_*.h src/cuda/linear_args.h src/cuda/linear_tile.cuh src/cuda/half_types.cuh
     src/cuda/hopper.cuh src/cuda/overlap.cuh src/cuda/tensor_map.h)
 set(MST_CUDA_IMAGE_FILES "")
 set(mst_image_text "/* Written by cmake/cuda.cmake: the images as data. */\n")

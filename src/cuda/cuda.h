@@ -162,8 +162,8 @@ int32_t mst_cuda_num_kernels(void);
 const mst_cuda_kernel *mst_cuda_kernel_at(int32_t index);
 int32_t mst_cuda_kernel_index(const mst_cuda_kernel *kernel);
 const mst_cuda_kernel *mst_cuda_row_kernel(mst_cuda_row_op op);
-/* Of products in bf16 or f16. */
-const mst_cuda_kernel *mst_cuda_linear_kernel_of(mstar_dtype dtype);
+/* Of products in bf16 or f16; few: of one tile for each block. */
+const mst_cuda_kernel *mst_cuda_linear_kernel_of(mstar_dtype dtype, bool few);
 /* Loads the kernel's module on first use. The context is current. */
 mstar_status mst_cuda_function_get(mst_cuda *cuda, const mst_cuda_kernel *kernel,
                                    mst_cuda_function *function);

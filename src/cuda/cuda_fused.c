@@ -20,7 +20,8 @@ mstar_status mst_cuda_fused_load(mst_cuda *cuda, mstar_dtype dtype)
         return mst_fail(MSTAR_NOT_SUPPORTED, "products in f32 are cuBLASLt's alone");
     if (cuda->major != 9)
         return mst_fail(MSTAR_NOT_SUPPORTED, "the product's kernel is for sm_90 alone");
-    return mst_cuda_function_get(cuda, mst_cuda_linear_kernel_of(dtype), &function);
+    MST_TRY(mst_cuda_function_get(cuda, mst_cuda_linear_kernel_of(dtype, false), &function));
+    return mst_cuda_function_get(cuda, mst_cuda_linear_kernel_of(dtype, true), &function);
 }
 
 static bool takes(mstar_dtype dtype, mstar_dtype other)
@@ -67,6 +68,11 @@ int32_t mst_cuda_fused_sharing(int64_t rows, int64_t out_features, mstar_activat
                : sharing;
 }
 
+bool mst_cuda_fused_is_few(int32_t sharing)
+{
+    return sharing >= MST_CUDA_LINEAR_MIDDLE;
+}
+
 static mstar_status describe(const mst_cuda *cuda, mstar_dtype dtype, const void *data,
                              int64_t columns, int64_t rows, int64_t distance, uint32_t box_rows,
                              mst_cuda_tensor_map *map)
@@ -89,7 +95,6 @@ static int32_t type_of(mstar_dtype dtype)
 
 mstar_status mst_cuda_fused_run(const mst_cuda *cuda, void *stream, const mst_cuda_fused *f)
 {
-    const mst_cuda_kernel *kernel = mst_cuda_linear_kernel_of(f->dtype);
     mst_cuda_rows residual = mst_cuda_rows_of(&f->residual);
     mst_cuda_linear_args args;
     memset(&args, 0, sizeof args);
@@ -117,7 +122,12 @@ mstar_status mst_cuda_fused_run(const mst_cuda *cuda, void *stream, const mst_cu
                      mst_cuda_linear_distance(f->in_features, f->dtype), (uint32_t)tile->columns,
                      &args.weights));
     const int64_t blocks = blocks_of(f->num_rows, f->out_features, args.sharing);
-    mst_cuda_grid grid = {
-        .x = mst_min_i64(blocks, cuda->multiprocessors), .y = 1, .threads = kernel->threads};
+    const bool few = mst_cuda_fused_is_few(args.sharing);
+    const mst_cuda_kernel *kernel = mst_cuda_linear_kernel_of(f->dtype, few);
+    /* Blocks that begin early would be packed on what multiprocessors are free, two on each. */
+    mst_cuda_grid grid = {.x = few ? blocks : mst_min_i64(blocks, cuda->multiprocessors),
+                          .y = 1,
+                          .threads = kernel->threads,
+                          .alone = few && blocks <= cuda->multiprocessors};
     return mst_cuda_launch(cuda, kernel, grid, stream, &args);
 }

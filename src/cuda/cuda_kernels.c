@@ -85,22 +85,26 @@ enum {
      .waits = true},
 #define ROW_LINE(NAME) ROW_KERNEL(NAME, NAME)
 
-#define LINEAR_LINE(TYPE, DTYPE)             \
-    {.op = "linear",                         \
-     .symbol = "mst_linear_" #TYPE "_sm90",  \
-     .module = IMAGE_linear,                 \
-     .dtype = DTYPE,                         \
-     .rows = 128,                            \
-     .threads = MST_CUDA_LINEAR_THREADS,     \
-     .shared_bytes = MST_CUDA_LINEAR_SHARED, \
+#define LINEAR_LINE(NAME, KIND, TYPE, DTYPE)         \
+    {.op = "linear",                                 \
+     .symbol = "mst_" #NAME "_" #TYPE "_sm90",       \
+     .module = IMAGE_linear,                         \
+     .dtype = DTYPE,                                 \
+     .rows = 128,                                    \
+     .threads = MST_CUDA_LINEAR_##KIND##THREADS,     \
+     .shared_bytes = MST_CUDA_LINEAR_##KIND##SHARED, \
      .waits = true},
+/* bf16 and f16, for many tiles, then for few */
+#define LINEAR_LINES(NAME, KIND)                    \
+    LINEAR_LINE(NAME, KIND, bf16, MSTAR_DTYPE_BF16) \
+    LINEAR_LINE(NAME, KIND, f16, MSTAR_DTYPE_F16)
 
 static const mst_cuda_kernel kernels[] = {
     /* in the order of mst_cuda_row_op */
     ROW_LINE(layer_norm) ROW_LINE(rms_norm) ROW_LINE(normalize) ROW_LINE(activation)
         ROW_LINE(embedding) ROW_LINE(pooling) ROW_LINE(rotary)
             ROW_KERNEL(layer_norm, layer_norm_few) ROW_KERNEL(rms_norm, rms_norm_few)
-                LINEAR_LINE(bf16, MSTAR_DTYPE_BF16) LINEAR_LINE(f16, MSTAR_DTYPE_F16)
+                LINEAR_LINES(linear, ) LINEAR_LINES(linear_few, FEW_)
                     REFERENCE_LINE(f32, MSTAR_DTYPE_F32) REFERENCE_LINE(bf16, MSTAR_DTYPE_BF16)
                         REFERENCE_LINE(f16, MSTAR_DTYPE_F16)
 #define MST_ATTN(HD, BN, MT, STAGES, BLOCKS)              \
@@ -153,9 +157,9 @@ const mst_cuda_kernel *mst_cuda_row_kernel(mst_cuda_row_op op)
     return &kernels[op];
 }
 
-const mst_cuda_kernel *mst_cuda_linear_kernel_of(mstar_dtype dtype)
+const mst_cuda_kernel *mst_cuda_linear_kernel_of(mstar_dtype dtype, bool few)
 {
-    return &kernels[MST_CUDA_ROW_OPS + (dtype == MSTAR_DTYPE_F16)];
+    return &kernels[MST_CUDA_ROW_OPS + 2 * few + (dtype == MSTAR_DTYPE_F16)];
 }
 
 /* From which on a kernel can wait for the one before it, in graphs too: compute capability times

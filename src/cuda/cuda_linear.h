@@ -42,6 +42,8 @@ bool mst_cuda_fused_takes(mstar_dtype dtype, const mst_rows *residual, const mst
 /* Pure: how blocks share the work, MST_CUDA_LINEAR_WIDE and so on, on so many multiprocessors. */
 int32_t mst_cuda_fused_sharing(int64_t rows, int64_t out_features, mstar_activation activation,
                                int64_t multiprocessors);
+/* Pure: whether each tile then has a block of its own, of the kernel for few tiles. */
+bool mst_cuda_fused_is_few(int32_t sharing);
 /* After load. The context is current. */
 mstar_status mst_cuda_fused_run(const mst_cuda *cuda, void *stream, const mst_cuda_fused *fused);
 

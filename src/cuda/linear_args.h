@@ -12,13 +12,15 @@
 /*
  * How the work is shared: rows and columns of a block's tile. Each of its two groups of four warps
  * has half of the rows, or of the columns where there are 64 rows; PING: every second tile. Bits do
- * not depend on it.
+ * not depend on it. Where there are few tiles, a kernel of its own takes one for each block.
  */
-#define MST_CUDA_LINEAR_SHARINGS(X) \
-    X(PING, 128, 128)               \
-    X(WIDE, 128, 128)               \
-    X(MIDDLE, 128, 72)              \
+#define MST_CUDA_LINEAR_MANY(X) \
+    X(PING, 128, 128)           \
+    X(WIDE, 128, 128)
+#define MST_CUDA_LINEAR_FEW(X) \
+    X(MIDDLE, 128, 72)         \
     X(SMALL, 64, 64)
+#define MST_CUDA_LINEAR_SHARINGS(X) MST_CUDA_LINEAR_MANY(X) MST_CUDA_LINEAR_FEW(X)
 enum {
 #define MST_CUDA_LINEAR_NAME(NAME, ROWS, COLUMNS) MST_CUDA_LINEAR_##NAME,
     MST_CUDA_LINEAR_SHARINGS(MST_CUDA_LINEAR_NAME)
@@ -27,15 +29,28 @@ enum {
 };
 
 /* Elements of a step over the depth; threads. */
-enum { MST_CUDA_LINEAR_DEPTH = 64, MST_CUDA_LINEAR_THREADS = 384 };
+enum {
+    MST_CUDA_LINEAR_DEPTH = 64,
+    MST_CUDA_LINEAR_THREADS = 384,
+    MST_CUDA_LINEAR_FEW_THREADS = 288
+};
 /* Of shared memory: steps that are fetched ahead, then a tile of 64 x 128 in f32 for each of the
  * two groups, then barriers; and up to 1023 bytes before all that. */
 enum {
     MST_CUDA_LINEAR_RING_BYTES = 160 * 1024,
     MST_CUDA_LINEAR_STAGED_BYTES = 2 * 64 * 128 * 4,
-    MST_CUDA_LINEAR_MAX_STAGES = 10,
+    MST_CUDA_LINEAR_MAX_STAGES = 7,
     MST_CUDA_LINEAR_SHARED = 1024 + MST_CUDA_LINEAR_RING_BYTES + MST_CUDA_LINEAR_STAGED_BYTES +
                              (2 * MST_CUDA_LINEAR_MAX_STAGES + 2) * 8
+};
+/* Where a block has one tile: the ring, where the tile is staged after it, then barriers and the
+ * tile's bias. */
+enum {
+    MST_CUDA_LINEAR_FEW_RING_BYTES = 112 * 1024,
+    MST_CUDA_LINEAR_FEW_COLUMNS = 72, /* of a tile at most */
+    MST_CUDA_LINEAR_FEW_SHARED = MST_CUDA_LINEAR_FEW_RING_BYTES +
+                                 2 * MST_CUDA_LINEAR_MAX_STAGES * 8 +
+                                 MST_CUDA_LINEAR_FEW_COLUMNS * 4
 };
 
 /* Elements of a matrix, as the kernel names them. */

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "cuda/cuda_linear.h"
 #include "mock_simt.h"
 
 static bool is_linear(const mst_cuda_kernel *kernel)
@@ -49,13 +50,23 @@ void mock_check_launch(const mst_cuda_launch_config *config, const mst_cuda_kern
         mock_cuda_fault("a launch with attributes that the kernel or the card lacks");
 }
 
+/* The kernels for few tiles and for many know their own ways of sharing the work alone. */
+static const char *run_linear(const mock_launch *launch)
+{
+    const mst_cuda_linear_args *args = &launch->args.linear;
+    const bool few = strstr(launch->kernel->symbol, "_few_") != NULL;
+    if (mst_cuda_fused_is_few(args->sharing) != few)
+        return "a product's kernel that lacks the sharing";
+    return simt_linear(args, launch->kernel->dtype == MSTAR_DTYPE_BF16);
+}
+
 /* A row kernel's own source, over the emulated GPU; a product in plain C. */
 static int run_rows(const mock_launch *launch)
 {
     const char *wrong = "a launch of a kernel that the emulation lacks";
     simt_kernel *kernel = simt_kernel_find(launch->kernel->symbol);
     if (is_linear(launch->kernel))
-        wrong = simt_linear(&launch->args.linear, launch->kernel->dtype == MSTAR_DTYPE_BF16);
+        wrong = run_linear(launch);
     else if (kernel != NULL)
         wrong = simt_launch(kernel, &launch->args.rows, launch->grid_x, launch->grid_y,
                             launch->threads);

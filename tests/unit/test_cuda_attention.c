@@ -165,7 +165,7 @@ static void short_segments_share_tiles(void **state)
     test_random random = {11};
     int64_t shared = gpu.card == NULL ? gpu.mock->shared_items : 0;
     cuda_attn_be_a_card_of(8); /* wgmma shares nothing */
-    for (size_t d = 0; d < 2 * sizeof dims / sizeof dims[0]; d++) {
+    for (size_t d = 0; d < (size_t)check_part(2 * sizeof dims / sizeof dims[0]); d++) {
         attn_problem all;
         attn_problem_init(&all);
         all.seed = d;

@@ -132,6 +132,8 @@ static void sharing_by_the_tiles(void **state)
                                                     gelu ? MSTAR_ACTIVATION_GELU : 0, 132),
                              cases[i][2 + gelu]);
     }
+    assert_false(mst_cuda_fused_is_few(PING) || mst_cuda_fused_is_few(WIDE));
+    assert_true(mst_cuda_fused_is_few(MIDDLE) && mst_cuda_fused_is_few(SMALL));
 }
 
 /* Every instance costs time to compile and room in the library. */

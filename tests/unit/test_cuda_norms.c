@@ -168,10 +168,11 @@ static void fill_hard(check_rows *rows, check_rng *rng)
                            factors[row] * check_uniform(rng, -4.0, 4.0) + (row == 6 ? 3e4 : 0.0));
     check_rows_set(rows, 1, width - 1, HUGE_VAL);
     check_rows_set(rows, 2, width / 2, NAN);
-    if (rows->tensor.dtype ==
-        MSTAR_DTYPE_F32) /* their sum is not finite, that of squares neither */
-        check_rows_set(rows, 6, 0, 3e38);
-    check_rows_freeze(rows);
+    if (rows->tensor.dtype != MSTAR_DTYPE_F32)
+        return;
+    check_rows_set(rows, 5, 0, 3e38); /* the sum of squares is not finite */
+    check_rows_set(rows, 6, 0, 3e38); /* nor is the sum */
+    check_rows_set(rows, 6, width - 1, 3e38);
 }
 
 /* Bits are the same, or both are NaN. */
@@ -192,7 +193,7 @@ static void expect_kernel(const char *symbol)
         assert_string_equal(mock_cuda_now()->kernel, symbol);
 }
 
-/* The kernel of few rows beside the one that takes them as they come. */
+/* The kernel of few rows beside the one that takes them as they come; in place too. */
 static void few_rows_have_their_bits(void **state)
 {
     (void)state;
@@ -226,6 +227,11 @@ static void few_rows_have_their_bits(void **state)
         run_norm(2, rms, &from, NULL, &weight, &more);
         expect_kernel(rms ? "mst_rms_norm_sm80" : "mst_layer_norm_sm80");
         expect_equal_rows(&few, &more, NORM_ROWS);
+        if (type[0] == type[1]) {
+            run_norm(1, rms, &from, NULL, &weight, &from);
+            expect_kernel(rms ? "mst_rms_norm_few_sm80" : "mst_layer_norm_few_sm80");
+            expect_equal_rows(&from, &few, NORM_ROWS);
+        }
         check_rows_free(&from);
         check_rows_free(&odd);
         check_rows_free(&weight);

@@ -580,8 +580,25 @@ __device__ __forceinline__ int64_t residual_at(const linear_args *a, const part 
            (S::IN_COLUMN || p.column + column < a->out_features ? column : 0);
 }
 
-/* As many results, of which the part's first goes to to. At once: the compiler makes several stores
- * of a struct's. */
+/* Four results, at once and without a branch: of a struct the compiler makes several stores. */
+__device__ __forceinline__ void store_floats(float *to, float a, float b, float c, float d,
+                                             bool lies)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+                 "@p st.global.v4.f32 [%0], {%1, %2, %3, %4};\n}\n" ::"l"(to),
+                 "f"(a), "f"(b), "f"(c), "f"(d), "r"((int32_t)lies)
+                 : "memory");
+}
+__device__ __forceinline__ void store_words(uint16_t *to, uint32_t first, uint32_t second,
+                                            bool lies)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n"
+                 "@p st.global.v2.u32 [%0], {%1, %2};\n}\n" ::"l"(to),
+                 "r"(first), "r"(second), "r"((int32_t)lies)
+                 : "memory");
+}
+
+/* The results of TOGETHER pieces from the i-th on, of which the part's first goes to to. */
 template <typename T, typename S, int OUT>
 __device__ __forceinline__ void put_results(const linear_args *a, const part &p, int64_t to,
                                             int first, const float (&y)[S::TOGETHER * 4])
@@ -592,18 +609,12 @@ __device__ __forceinline__ void put_results(const linear_args *a, const part &p,
         const int32_t column = column_of<S>(p, first + i);
         const int64_t at = to + own * a->out_stride + column;
         const bool lies = own < p.count && (S::IN_COLUMN || p.column + column < a->out_features);
-        if (OUT == MST_CUDA_LINEAR_F32) {
-            if (lies)
-                asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"((float *)a->out + at),
-                             "f"(y[4 * i]), "f"(y[4 * i + 1]), "f"(y[4 * i + 2]), "f"(y[4 * i + 3])
-                             : "memory");
-        } else {
-            if (lies)
-                asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"((uint16_t *)a->out + at),
-                             "r"(pack<T>(y[4 * i], y[4 * i + 1])),
-                             "r"(pack<T>(y[4 * i + 2], y[4 * i + 3]))
-                             : "memory");
-        }
+        const float *from = y + 4 * i;
+        if (OUT == MST_CUDA_LINEAR_F32)
+            store_floats((float *)a->out + at, from[0], from[1], from[2], from[3], lies);
+        else
+            store_words((uint16_t *)a->out + at, pack<T>(from[0], from[1]),
+                        pack<T>(from[2], from[3]), lies);
     }
 }
 

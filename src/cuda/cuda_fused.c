@@ -70,7 +70,7 @@ int32_t mst_cuda_fused_sharing(int64_t rows, int64_t out_features, mstar_activat
 
 bool mst_cuda_fused_is_few(int32_t sharing)
 {
-    return sharing >= MST_CUDA_LINEAR_MIDDLE;
+    return sharing >= MST_CUDA_LINEAR_FIRST_FEW;
 }
 
 static mstar_status describe(const mst_cuda *cuda, mstar_dtype dtype, const void *data,

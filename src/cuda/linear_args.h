@@ -12,7 +12,8 @@
 /*
  * How the work is shared: rows and columns of a block's tile. Each of its two groups of four warps
  * has half of the rows, or of the columns where there are 64 rows; PING: every second tile. Bits do
- * not depend on it. Where there are few tiles, a kernel of its own takes one for each block.
+ * not depend on it. Where there are few tiles, from FIRST_FEW on, a kernel of its own takes one for
+ * each block.
  */
 #define MST_CUDA_LINEAR_MANY(X) \
     X(PING, 128, 128)           \
@@ -25,7 +26,8 @@ enum {
 #define MST_CUDA_LINEAR_NAME(NAME, ROWS, COLUMNS) MST_CUDA_LINEAR_##NAME,
     MST_CUDA_LINEAR_SHARINGS(MST_CUDA_LINEAR_NAME)
 #undef MST_CUDA_LINEAR_NAME
-        MST_CUDA_LINEAR_NUM_SHARINGS
+        MST_CUDA_LINEAR_NUM_SHARINGS,
+    MST_CUDA_LINEAR_FIRST_FEW = MST_CUDA_LINEAR_MIDDLE
 };
 
 /* Elements of a step over the depth; threads. */

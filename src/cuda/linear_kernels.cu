@@ -49,6 +49,13 @@ __device__ __forceinline__ void get_residual(const linear_args *a, const part &p
     }
 }
 
+/* The bias of four columns, zeros past the last. */
+__device__ __forceinline__ float4 bias_at(const linear_args *a, int64_t column)
+{
+    return column < a->out_features ? *(const float4 *)(a->bias + column)
+                                    : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+}
+
 /* Bias, activation, residual, a store. */
 template <typename T, typename S, int ACTIVATION, int RESIDUAL, int OUT>
 __device__ __forceinline__ void finish_rows(const linear_args *a, const part &p)
@@ -71,17 +78,12 @@ __device__ __forceinline__ void finish_rows(const linear_args *a, const part &p)
 #pragma unroll
         for (int i = 0; i < S::TOGETHER; i++) {
             const int32_t row = row_of<S>(p, first + i) < 16 ? row_of<S>(p, first + i) : 15;
-            float *to = y + 4 * i;
-            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                         : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
-                         : "r"(p.staged + staged_at<S>(row, column_of<S>(p, first + i))));
+            get_staged(y + 4 * i, p.staged + staged_at<S>(row, column_of<S>(p, first + i)));
         }
 #pragma unroll
         for (int i = 0; i < S::TOGETHER; i++) {
-            const float4 bias =
-                S::IN_COLUMN ? p.bias : bias_at(a, p.column + column_of<S>(p, first + i));
-            y[4 * i] = y[4 * i] + bias.x, y[4 * i + 1] = y[4 * i + 1] + bias.y;
-            y[4 * i + 2] = y[4 * i + 2] + bias.z, y[4 * i + 3] = y[4 * i + 3] + bias.w;
+            y[4 * i] = y[4 * i] + p.bias.x, y[4 * i + 1] = y[4 * i + 1] + p.bias.y;
+            y[4 * i + 2] = y[4 * i + 2] + p.bias.z, y[4 * i + 3] = y[4 * i + 3] + p.bias.w;
         }
         activate_all<ACTIVATION>(a, y);
 #pragma unroll
@@ -211,19 +213,19 @@ __device__ __forceinline__ void finish_tile(const linear_args *a, const work &w,
                                             int group, int32_t tile,
                                             float (&c)[S::PARTS][S::SUMS])
 {
+    static_assert(S::IN_COLUMN && !S::BY_COLUMNS, "a lane's bias, a group's columns");
     int warp = (int)threadIdx.x % GROUP / 32;
     part p;
     asm volatile("" : "+r"(warp));
     p.lane = lane_now();
-    p.column = tile % w.columns * S::COLUMNS + group * S::COLUMN_STEP;
+    p.column = tile % w.columns * S::COLUMNS;
     p.row = (int64_t)(tile / w.columns) * S::ROWS + group * S::ROW_STEP + warp * 16;
     p.staged = staged + (uint32_t)(warp * 16 * S::WIDTH * 4);
     p.count = w.rows - p.row < S::ROWS ? (int32_t)(w.rows - p.row) : S::ROWS;
     __syncwarp();
     if (finish_at_once<T, S>(a, p, c))
         return;
-    if (S::IN_COLUMN)
-        p.bias = bias_at(a, p.column + column_of<S>(p, 0));
+    p.bias = bias_at(a, p.column + column_of<S>(p, 0));
 #pragma unroll 1
     for (int i = 0; i < S::PARTS; i++, p.row += 64) {
         p.count = w.rows - p.row < 16 ? (int32_t)(w.rows - p.row) : 16;
@@ -270,13 +272,8 @@ template <typename T, typename S> __device__ __forceinline__ void run(const line
     const uint32_t staged = r.stages + MST_CUDA_LINEAR_RING_BYTES;
     r.full = staged + MST_CUDA_LINEAR_STAGED_BYTES;
     r.empty = r.full + S::STAGES * 8;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < S::STAGES; i++) {
-            barrier_init(r.full + i * 8, 1);
-            barrier_init(r.empty + i * 8, (S::ALONE ? 1 : 2) * GROUP / 32);
-        }
-        mst::barriers_made();
-    }
+    if (threadIdx.x == 0)
+        make_barriers<S>(r);
     __syncthreads();
     const int group = (int)threadIdx.x / GROUP;
     if (group == 2) {
@@ -369,12 +366,8 @@ __device__ __forceinline__ void finish_few(const linear_args *a, const part &p, 
             const int32_t row = row_of<S>(p, first + i) < 16 ? row_of<S>(p, first + i) : 15;
             const int32_t column = column_of<S>(p, first + i);
             float *to = y + 4 * i, b[4];
-            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                         : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
-                         : "r"(p.staged + staged_at<S>(row, column)));
-            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                         : "=f"(b[0]), "=f"(b[1]), "=f"(b[2]), "=f"(b[3])
-                         : "r"(bias + (uint32_t)column * 4));
+            get_staged(to, p.staged + staged_at<S>(row, column));
+            get_staged(b, bias + (uint32_t)column * 4);
 #pragma unroll
             for (int j = 0; j < 4; j++)
                 to[j] = to[j] + b[j];
@@ -449,13 +442,8 @@ template <typename T, typename S> __device__ __forceinline__ void run_few(const 
     r.full = r.stages + MST_CUDA_LINEAR_FEW_RING_BYTES;
     r.empty = r.full + S::STAGES * 8;
     const uint32_t bias = r.full + 2 * MST_CUDA_LINEAR_MAX_STAGES * 8;
-    if (threadIdx.x == 2 * GROUP) {
-        for (int i = 0; i < S::STAGES; i++) {
-            barrier_init(r.full + i * 8, 1);
-            barrier_init(r.empty + i * 8, 2 * GROUP / 32);
-        }
-        mst::barriers_made();
-    }
+    if (threadIdx.x == 2 * GROUP)
+        make_barriers<S>(r);
     __syncthreads();
     const int group = (int)threadIdx.x / GROUP;
     if (group == 2) {

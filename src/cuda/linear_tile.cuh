@@ -131,7 +131,7 @@ MST_CUDA_LINEAR_SHARINGS(MST_TILE)
 template <int SHARING> struct sizes : tile_of<SHARING> {
     using tile = tile_of<SHARING>;
     static constexpr bool ALONE = SHARING == MST_CUDA_LINEAR_PING; /* a group has a tile */
-    static constexpr bool FEW = SHARING >= MST_CUDA_LINEAR_MIDDLE; /* a block has one tile */
+    static constexpr bool FEW = SHARING >= MST_CUDA_LINEAR_FIRST_FEW; /* a block has one tile */
     static constexpr bool BY_COLUMNS = tile::ROWS == 64;
     static constexpr int PARTS = ALONE ? tile::ROWS / 64 : 1; /* of 64 rows, of a group */
     static constexpr int WIDTH = BY_COLUMNS ? tile::COLUMNS / 2 : tile::COLUMNS;
@@ -291,6 +291,16 @@ template <typename S> __device__ __forceinline__ work live_work(const linear_arg
 struct ring {
     uint32_t stages, full, empty;
 };
+
+/* By one thread; the block's others see it after they have met. */
+template <typename S> __device__ __forceinline__ void make_barriers(const ring &r)
+{
+    for (int i = 0; i < S::STAGES; i++) {
+        barrier_init(r.full + i * 8, 1);
+        barrier_init(r.empty + i * 8, (S::ALONE ? 1 : 2) * GROUP / 32);
+    }
+    mst::barriers_made();
+}
 
 /* The stage of a step, and the parity of how often it was used before. */
 struct place {
@@ -465,6 +475,13 @@ __device__ __forceinline__ void stage_rows(uint32_t to, const float (&c)[S::SUMS
     }
 }
 
+__device__ __forceinline__ void get_staged(float *to, uint32_t from)
+{
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+                 : "r"(from));
+}
+
 /* ---- what follows the sums ------------------------------------------------------------------- */
 
 /* Any argument; called rarely, so not a copy for each element. */
@@ -544,7 +561,7 @@ __device__ __forceinline__ void activate_all(const linear_args *a, float (&y)[N]
 }
 
 /* A warp's 16 staged rows: count live ones from row on, columns from column on. bias: of a lane's
- * pieces, where they lie in a column. */
+ * pieces, in the kernel for many tiles, where they lie in a column. */
 struct part {
     uint32_t staged, lane;
     int32_t count;
@@ -560,13 +577,6 @@ template <typename S> __device__ __forceinline__ int32_t row_of(const part &p, i
 template <typename S> __device__ __forceinline__ int32_t column_of(const part &p, int i)
 {
     return (int32_t)((p.lane + (S::IN_COLUMN ? 0 : 32 * (uint32_t)i)) % S::LANES * 4);
-}
-
-/* The bias of four columns, zeros past the last. */
-__device__ __forceinline__ float4 bias_at(const linear_args *a, int64_t column)
-{
-    return column < a->out_features ? *(const float4 *)(a->bias + column)
-                                    : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
 /* Where the i-th piece's residual lies, of which the part's first is at from; the last of count

@@ -17,27 +17,19 @@
 #include "cuda/overlap.cuh"
 
 #define MST_DEVICE static __device__ __forceinline__
-#define MST_ROW_KERNEL(name, threads)                                     \
+#define MST_KERNEL(name, threads, wait)                                   \
     MST_DEVICE void name##_run(const mst_cuda_row_args *a);               \
     extern "C" __global__ void __launch_bounds__(threads)                 \
         name(const __grid_constant__ mst_cuda_row_args args)              \
     {                                                                     \
         mst::let_others_begin();                                          \
-        mst::wait_for_others();                                           \
+        wait;                                                             \
         name##_run(&args);                                                \
     }                                                                     \
     MST_DEVICE void name##_run(const mst_cuda_row_args *a)
-
+#define MST_ROW_KERNEL(name, threads) MST_KERNEL(name, threads, mst::wait_for_others())
 /* Itself waits for the kernels before it. */
-#define MST_FEW_KERNEL(name, threads)                                     \
-    MST_DEVICE void name##_run(const mst_cuda_row_args *a);               \
-    extern "C" __global__ void __launch_bounds__(threads)                 \
-        name(const __grid_constant__ mst_cuda_row_args args)              \
-    {                                                                     \
-        mst::let_others_begin();                                          \
-        name##_run(&args);                                                \
-    }                                                                     \
-    MST_DEVICE void name##_run(const mst_cuda_row_args *a)
+#define MST_FEW_KERNEL(name, threads) MST_KERNEL(name, threads, )
 
 #define MST_UNROLL _Pragma("unroll")
 
